@@ -1,0 +1,2 @@
+//! Placeholder until its author fills it.
+fn main() {}

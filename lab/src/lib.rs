@@ -1,0 +1,1 @@
+//! Inside and outside of the lab.

@@ -1,0 +1,2 @@
+//! The cohort program.
+fn main() {}
