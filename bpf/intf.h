@@ -1,13 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * Types that the BPF programs and the Rust program share. Rust gets them by
- * bindgen (module bpf_intf), so plain C only: no kernel type, no BPF macro.
+ * bindgen (module bpf_intf), the native unit tests by including this file: so
+ * plain C only, no kernel type, no BPF macro.
  */
 #ifndef COHORT_INTF_H
 #define COHORT_INTF_H
 
 #ifndef __VMLINUX_H__
+#include <stdbool.h>
 typedef unsigned char u8;
+typedef unsigned short u16;
 typedef unsigned int u32;
 typedef int s32;
 typedef unsigned long long u64;
@@ -20,36 +23,63 @@ enum cohort_limits {
 	MAX_GROUPS = 4096, /* VMs and cgroups together */
 };
 
-/* What a group is: it owns CPU time, and its members divide it. */
 enum group_kind {
 	GROUP_FREE = 0,
 	GROUP_CGROUP = 1,
 	GROUP_VM = 2,
 };
 
-/* Why an offered directed yield did not run its target next. */
+/* Why a directed yield that KVM offered did not run its target next. */
 enum yield_miss {
-	YIELD_MISS_NOT_SIBLING, /* the target is of another VM */
-	YIELD_MISS_NOT_READY, /* it ran already, or went to sleep */
-	YIELD_MISS_THROTTLED, /* the VM's cap is used up */
-	YIELD_MISS_AFFINITY, /* it may not run on the yielder's CPU */
-	YIELD_MISS_LOST, /* it was taken between offer and dispatch */
-	NR_YIELD_MISS,
+	YIELD_MISS_NOT_SIBLING = 0, /* the target is no vCPU of the same VM */
+	YIELD_MISS_NOT_READY = 1,   /* it runs already, or it sleeps */
+	YIELD_MISS_THROTTLED = 2,   /* the VM's cap is used up */
+	YIELD_MISS_AFFINITY = 3,    /* it may not run on the yielder's CPU */
+	YIELD_MISS_LOST = 4, /* it left its queue between offer and dispatch */
+	NR_YIELD_MISS = 5,
 };
 
-/* Counters of one group since it was created; written by BPF, read by Rust. */
+/*
+ * Counters of one group since it was created. Written by BPF with atomic adds,
+ * read by Rust. Only vCPUs count in ready_ns, wakeups, migrations, stacked_ns.
+ */
 struct group_stats {
-	u64 run_ns; /* CPU time used by its tasks */
-	u64 vcpu_run_ns; /* of which by vCPU threads */
-	u64 ready_ns; /* time vCPUs were runnable and waited for a CPU */
-	u64 throttled_ns; /* time its cap stopped it */
+	u64 run_ns;	    /* CPU time used by all its tasks */
+	u64 vcpu_run_ns;    /* of which by vCPUs */
+	u64 ready_ns;	    /* runnable, waiting for a CPU */
+	u64 throttled_ns;   /* time in which a cap stopped it */
 	u64 yields_offered; /* directed yields KVM offered */
-	u64 yields_ready; /* of which the target was a ready sibling */
-	u64 yields_served; /* of which the target ran next */
+	u64 yields_ready;   /* of which the target was a ready sibling */
+	u64 yields_served;  /* of which the target ran next */
 	u64 yields_missed[NR_YIELD_MISS];
-	u64 wakeups; /* vCPU wake-ups */
-	u64 migrations; /* a vCPU started on another CPU than before */
-	u64 stacked_ns; /* ready time in which the CPU it then ran on ran a sibling while another allowed CPU ran none */
+	u64 wakeups;	/* from halted (or any sleep) to runnable */
+	u64 migrations; /* started on another CPU than it last ran on */
+	u64 stacked_ns; /* ready behind a sibling on one CPU although another
+			   CPU of its lane ran no sibling */
+};
+
+/* What Rust reads of a group: the head of the BPF side's struct group. */
+struct cohort_group {
+	u32 kind;      /* enum group_kind */
+	u32 tgid;      /* VM: the process that owns it */
+	u32 weight;    /* cpu.weight among its siblings, 1..10000 */
+	u32 parent;    /* index of the group above it, 0: none */
+	u64 cgroup_id; /* CGROUP: its own; VM: 0 */
+	u64 kvm;       /* VM: address of its struct kvm, an opaque identity */
+	u64 quota_us;  /* cpu.max, 0: no cap */
+	u64 period_us;
+	u32 nr_tasks;	/* CGROUP: tasks below it; VM: its threads */
+	u32 nr_vcpus;	/* VM: threads seen running a vCPU */
+	u64 created_ns; /* clock of scx_bpf_now() */
+	struct group_stats stats;
+};
+
+/* Events of the whole scheduler that must stay rare; written by BPF. */
+struct host_stats {
+	u64 queue_exhausted; /* no queue was free: the global DSQ was used */
+	u64 group_exhausted; /* no group was free: the root group was used */
+	u64 lane_exhausted;  /* no lane was free: one CPU's lane was used */
+	u64 stolen;	     /* tasks taken from another domain */
 };
 
 #endif /* COHORT_INTF_H */

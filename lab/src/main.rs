@@ -1,2 +1,38 @@
-//! Placeholder until its author fills it.
-fn main() {}
+// SPDX-License-Identifier: GPL-2.0-only
+//! The `lab` command line. What each subcommand does is in the library.
+
+use std::process::ExitCode;
+
+use clap::{Parser, Subcommand};
+use cohort_lab::{inside, outside};
+
+/// An emulated KVM host (L1) that boots anywhere, to test Cohort on.
+#[derive(Debug, Parser)]
+#[command(version)]
+struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Boot L1, run a command in it, and end with its exit code
+    Boot(outside::boot::Options),
+    /// List the kernels of the Debian mirror and which can load a sched_ext scheduler
+    Kernels(outside::cli::KernelsOptions),
+    /// Make L1's image if it is not in the cache
+    Image,
+    /// What runs inside L1: measure, calibrate, show
+    #[command(subcommand)]
+    Inside(inside::cli::Command),
+}
+
+fn main() -> ExitCode {
+    let result = match Cli::parse().command {
+        Command::Boot(options) => outside::boot::boot(&options),
+        Command::Kernels(options) => outside::cli::kernels(&options),
+        Command::Image => outside::cli::image(),
+        Command::Inside(command) => return inside::cli::run_and_report(&command),
+    };
+    result.map_or_else(|error| outside::cli::report(&error), ExitCode::from)
+}

@@ -1,2 +1,53 @@
-//! Placeholder until its author fills it.
-fn main() {}
+// SPDX-License-Identifier: GPL-2.0-only
+//! Behaviour of Cohort on a real KVM host: `cohort-tests SUITE` runs one suite, inside the lab, as root. A suite is
+//! what fits one boot of the lab; `tests/run` boots them all. Each test is a sentence about behaviour.
+
+mod faults;
+mod host;
+mod load;
+mod shares;
+mod yields;
+
+use clap::{Parser, ValueEnum};
+use libtest_mimic::{Arguments, Trial};
+
+/// Runs one suite of tests; further arguments as of `cargo test`.
+#[derive(Parser)]
+struct Cli {
+    suite: Suite,
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+    harness: Vec<String>,
+}
+
+#[derive(Clone, Copy, ValueEnum)]
+enum Suite {
+    /// Cohort loads on this kernel, recognises a VM and leaves; needs no time
+    Load,
+    /// Who gets how much CPU time; wants a dilated lab
+    Shares,
+    /// Directed yields reach their target; wants a dilated lab
+    Yields,
+    /// Nothing that happens to the host or its guests stops it; undilated
+    Faults,
+}
+
+/// A test: what it proves, and the code that fails if it does not hold.
+type Test = (&'static str, fn() -> anyhow::Result<()>);
+
+fn main() {
+    let cli = Cli::parse();
+    let tests = match cli.suite {
+        Suite::Load => load::TESTS,
+        Suite::Shares => shares::TESTS,
+        Suite::Yields => yields::TESTS,
+        Suite::Faults => faults::TESTS,
+    };
+    let mut arguments = Arguments::from_iter(std::iter::once("cohort-tests".to_owned()).chain(cli.harness));
+    // The host has one scheduler, so there is one test at a time.
+    arguments.test_threads = Some(1);
+    let trials = tests
+        .iter()
+        .map(|(name, test)| Trial::test(*name, move || test().map_err(|error| format!("{error:#}").into())))
+        .collect();
+    libtest_mimic::run(&arguments, trials).exit();
+}

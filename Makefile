@@ -1,0 +1,45 @@
+# SPDX-License-Identifier: GPL-2.0-only
+# What there is to do with Cohort. Each target sets up what it needs itself; `make help` lists them.
+
+SHELL := /bin/bash
+CARGO ?= cargo
+LAB := target/release/lab
+CASE ?= all
+C_FILES := $(wildcard bpf/*.c bpf/*.h bpf/policy/*.h lab/guest/*.c lab/guest/*.h)
+
+.PHONY: help setup build test check demo bench calibrate install clean
+
+help: ## this list
+	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
+
+setup: ## install the Debian packages of packages.txt that are missing
+	@lab/setup
+
+build: setup ## the program, the lab and the tests
+	$(CARGO) build --release --locked --workspace
+
+test: build ## unit tests here, then everything that needs a KVM host, in the lab
+	@tests/run
+
+check: setup ## formatting and lints
+	$(CARGO) fmt --all --check
+	clang-format-19 --dry-run --Werror $(C_FILES)
+	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
+
+demo: build ## two VMs on two CPUs, stock and Cohort in turns, live; in the lab
+	@$(LAB) demo
+
+bench: build ## CASE=tlb2|tlb3|spin2|…|all: throughput against the stock scheduler; in the lab
+	@$(LAB) bench $(CASE)
+
+calibrate: build ## do the workloads gain from a second CPU in the lab, as they must
+	@$(LAB) calibrate
+
+install: build ## the program and its systemd unit, below DESTDIR
+	install -D -m 755 target/release/cohort $(DESTDIR)/usr/sbin/cohort
+	install -D -m 644 deploy/cohort.toml $(DESTDIR)/etc/cohort.toml
+	install -D -m 644 deploy/cohort.service $(DESTDIR)/lib/systemd/system/cohort.service
+
+clean: ## build output and run folders; the cache in ~/.cache/cohort stays
+	$(CARGO) clean
+	rm -rf out

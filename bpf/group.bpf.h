@@ -1,0 +1,502 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Groups: VMs and cgroups, how they come and go, what share of the host each
+ * has now, what its CPU time costs it, and its cap. Not here: where tasks wait
+ * (queue.bpf.h).
+ */
+#ifndef COHORT_GROUP_BPF_H
+#define COHORT_GROUP_BPF_H
+
+enum {
+	DEBT_SLICES = 8,	  /* the most a group owes where it comes to */
+	SHARE_FRESH_NS = 1000000, /* a share is looked up again after 1 ms */
+	PARENT_FRESH_NS = 1000000000, /* a VM's place after 1 s */
+	MAX_PARKED = MAX_QUEUES,
+};
+
+/* Groups with a cap of their own; 0 saves every charge the walk upwards. */
+u32 nr_capped;
+
+static u32 root_group;
+
+/* ---- activity and shares ---- */
+
+/*
+ * Under @g's lock: is it counted in its parent as its activity demands? Returns
+ * what the parent's active_weight has to change by.
+ *
+ * Both the first to add to active_weight and the last to take from it come
+ * here, and each reads the sum under the lock: whoever comes last is right.
+ */
+static s64 settle_activity(struct group *g)
+{
+	s64 delta = 0;
+
+	bpf_spin_lock(&g->lock);
+	if (g->active_weight > 0) {
+		delta = (s64)g->info.weight - g->contributed;
+		g->contributed = g->info.weight;
+		g->active = 1;
+	} else {
+		delta = -(s64)g->contributed;
+		g->contributed = 0;
+		g->active = 0;
+	}
+	bpf_spin_unlock(&g->lock);
+	return delta;
+}
+
+/* Add @delta to the active weight of group @id, and tell those above. */
+static __noinline int add_active_weight(u32 id, s64 delta)
+{
+	u32 level;
+
+	bpf_for (level, 0, MAX_CGROUP_DEPTH) {
+		struct group *g;
+		s64 now;
+
+		if (!id || !delta)
+			break;
+		g = lookup_group(id);
+		if (!g)
+			break;
+		now = __sync_fetch_and_add(&g->active_weight, delta) + delta;
+		if (now > 0 && now != delta)
+			break; /* it was active and stays so */
+		delta = settle_activity(g);
+		id = g->info.parent;
+	}
+	return 0;
+}
+
+/* A task of the group became runnable (+1) or stopped being so (-1). */
+static void group_runnable(u32 id, s32 change)
+{
+	struct group *g = lookup_group(id);
+	u32 before;
+
+	if (!g)
+		return;
+	before = __sync_fetch_and_add(&g->nr_runnable, change);
+	if (before == 0 && change > 0)
+		add_active_weight(id, WEIGHT_DEFAULT);
+	else if (before == 1 && change < 0)
+		add_active_weight(id, -WEIGHT_DEFAULT);
+}
+
+/* @g's part of the host while those who are active now are. */
+static u64 group_share(struct group *g, u64 now)
+{
+	u64 share = SHARE_ONE;
+	struct group *child = g;
+	u32 level;
+
+	if (now - g->share_at_ns < SHARE_FRESH_NS && g->share)
+		return g->share;
+
+	share = fair_child_share(share, WEIGHT_DEFAULT, g->active_weight);
+	bpf_for (level, 0, MAX_CGROUP_DEPTH) {
+		struct group *parent;
+
+		if (!child->info.parent)
+			break;
+		parent = lookup_group(child->info.parent);
+		if (!parent)
+			break;
+		share = fair_child_share(share, child->info.weight,
+					 parent->active_weight);
+		child = parent;
+	}
+	g->share = share;
+	g->share_at_ns = now;
+	return share;
+}
+
+/* ---- caps ---- */
+
+/* The group at or above @id whose cap is used up, or 0. */
+static u32 throttled_by(u32 id)
+{
+	u32 level;
+
+	if (!nr_capped)
+		return 0;
+	bpf_for (level, 0, MAX_CGROUP_DEPTH) {
+		struct group *g;
+
+		if (!id)
+			break;
+		g = lookup_group(id);
+		if (!g)
+			break;
+		if (g->throttled)
+			return id;
+		id = g->info.parent;
+	}
+	return 0;
+}
+
+/* Pay @used_ns from the budgets of @id and all above it. */
+static void spend_caps(u32 id, u64 used_ns)
+{
+	u32 level;
+
+	if (!nr_capped)
+		return;
+	bpf_for (level, 0, MAX_CGROUP_DEPTH) {
+		struct group *g;
+
+		if (!id)
+			break;
+		g = lookup_group(id);
+		if (!g)
+			break;
+		if (g->quota_ns) {
+			s64 left = __sync_fetch_and_add(&g->budget_ns,
+							-(s64)used_ns);
+
+			if (left <= (s64)used_ns)
+				g->throttled = 1;
+		}
+		id = g->info.parent;
+	}
+}
+
+/* One parked queue of @g back to its lane; false if there was none. */
+static bool unpark_one(struct group *g, u64 now)
+{
+	struct queue_node *node;
+	struct bpf_rb_node *rb;
+	struct group *owner;
+	struct queue *q;
+	u32 id;
+
+	bpf_spin_lock(&g->lock);
+	rb = bpf_rbtree_first(&g->parked);
+	if (!rb) {
+		bpf_spin_unlock(&g->lock);
+		return false;
+	}
+	rb = bpf_rbtree_remove(&g->parked, rb);
+	bpf_spin_unlock(&g->lock);
+	if (!rb)
+		return false;
+
+	node = container_of(rb, struct queue_node, rb);
+	id = node->queue;
+	q = bpf_map_lookup_elem(&queues, &id);
+	if (!q) {
+		bpf_obj_drop(node);
+		return false;
+	}
+	owner = lookup_group(q->group);
+	if (owner)
+		__sync_fetch_and_add(&owner->info.stats.throttled_ns,
+				     now - q->parked_ns);
+	node = bpf_kptr_xchg(&q->node, node);
+	if (node)
+		bpf_obj_drop(node);
+	__sync_lock_test_and_set(&q->state, QUEUE_LISTED);
+	if (owner)
+		queue_list(id, owner->vtime);
+	lane_kick_idle(q->lane);
+	return true;
+}
+
+static int refill_cap(void *map, u32 *key, struct group *g)
+{
+	u64 now = scx_bpf_now();
+	s64 budget = g->budget_ns, refilled;
+	u32 i;
+
+	refilled = cap_refill(budget, g->quota_ns, g->burst_ns);
+	__sync_fetch_and_add(&g->budget_ns, refilled - budget);
+	if (refilled > 0 || !g->quota_ns)
+		g->throttled = 0;
+	if (!g->throttled) {
+		bpf_for (i, 0, MAX_PARKED)
+			if (!unpark_one(g, now))
+				break;
+	}
+	if (g->quota_ns)
+		bpf_timer_start(&g->cap_timer, g->period_ns, 0);
+	return 0;
+}
+
+/* cpu.max of group @id is now @quota_us each @period_us; ~0: none. */
+static void set_cap(u32 id, u64 period_us, u64 quota_us, u64 burst_us)
+{
+	struct group *g = lookup_group(id);
+	bool was_capped, capped = quota_us != ~0ULL && period_us;
+
+	if (!g)
+		return;
+	was_capped = g->quota_ns != 0;
+	g->info.quota_us = capped ? quota_us : 0;
+	g->info.period_us = capped ? period_us : 0;
+	g->period_ns = period_us * 1000;
+	g->burst_ns = capped ? burst_us * 1000 : 0;
+	g->quota_ns = capped ? quota_us * 1000 : 0;
+	if (capped == was_capped)
+		return;
+	if (!capped) {
+		/* The timer that is under way frees those still parked. */
+		__sync_fetch_and_sub(&nr_capped, 1);
+		return;
+	}
+	g->budget_ns = g->quota_ns;
+	g->throttled = 0;
+	__sync_fetch_and_add(&nr_capped, 1);
+	if (!g->timer_ready) {
+		bpf_timer_init(&g->cap_timer, &groups, CLOCK_MONOTONIC);
+		bpf_timer_set_callback(&g->cap_timer, refill_cap);
+		g->timer_ready = 1;
+	}
+	bpf_timer_start(&g->cap_timer, g->period_ns, 0);
+}
+
+/* ---- what running costs ---- */
+
+/* @p, of which all is known in @tc, ran on @c until @now. */
+static void charge(struct task_struct *p, struct task_ctx *tc,
+		   struct cpu_state *c, u64 now)
+{
+	struct group *g = lookup_group(tc->group);
+	u64 used_ns = now - tc->charged_at_ns;
+	u64 cost;
+
+	if (!g || (s64)used_ns <= 0)
+		return;
+	tc->charged_at_ns = now;
+	tc->vtime += fair_task_charge(used_ns, p->scx.weight);
+	cost = fair_charge(used_ns, group_share(g, now));
+	cost = fair_cost(g->vtime, c->present, cost, c->contested);
+	__sync_fetch_and_add(&g->vtime, cost);
+	__sync_fetch_and_add(&g->info.stats.run_ns, used_ns);
+	if (tc->is_vcpu)
+		__sync_fetch_and_add(&g->info.stats.vcpu_run_ns, used_ns);
+	spend_caps(tc->group, used_ns);
+}
+
+/*
+ * The group of @tc begins to wait on @c; returns the virtual time by which it
+ * does. @moved: the task waited for other CPUs before.
+ */
+static u64 settle_vtime(struct task_ctx *tc, struct group *g,
+			struct cpu_state *c, bool moved, u64 now)
+{
+	u64 credit = fair_charge(slice_ns, group_share(g, now));
+	u64 vtime = g->vtime, settled;
+
+	settled = moved ? fair_enter(vtime, c->present, credit,
+				     credit * DEBT_SLICES)
+			: fair_floor(vtime, c->present, credit);
+	/* A charge that comes between is kept, and this waits for next time. */
+	if (settled != vtime)
+		__sync_val_compare_and_swap(&g->vtime, vtime, settled);
+	return settled;
+}
+
+/* ---- coming and going ---- */
+
+static u32 make_group(u32 kind, u32 parent, u32 weight)
+{
+	struct group *g;
+	u32 id;
+
+	if (bpf_map_pop_elem(&free_groups, &id))
+		return 0;
+	g = lookup_group(id);
+	if (!g)
+		return 0;
+	__builtin_memset(&g->info, 0, sizeof(g->info));
+	g->info.parent = parent;
+	g->info.weight = weight;
+	g->info.created_ns = scx_bpf_now();
+	g->vtime = 0;
+	g->task_vtime_now = 0;
+	g->nr_runnable = 0;
+	g->nr_running = 0;
+	g->active_weight = 0;
+	g->active = 0;
+	g->contributed = 0;
+	g->share = 0;
+	g->quota_ns = 0;
+	g->throttled = 0;
+	g->tgid_sum = 0;
+	g->tgid_sum_sq = 0;
+	g->parent_checked_ns = 0;
+	g->first_queue = 0;
+	g->info.kind = kind;
+	return id;
+}
+
+static void free_group(u32 id)
+{
+	struct group *g = lookup_group(id);
+
+	if (!g || !id || id == root_group)
+		return;
+	set_cap(id, 0, ~0ULL, 0);
+	free_queues_of(g);
+	g->info.kind = GROUP_FREE;
+	bpf_map_push_elem(&free_groups, &id, BPF_EXIST);
+}
+
+/* Count @p (+1) into, or (-1) out of, its cgroup's group and all above. */
+static __noinline int count_process(u32 id, u32 tgid, s32 change)
+{
+	u32 level;
+
+	bpf_for (level, 0, MAX_CGROUP_DEPTH) {
+		struct group *g;
+
+		/* The root holds everything: never one process's. */
+		if (!id || id == root_group)
+			break;
+		g = lookup_group(id);
+		if (!g)
+			break;
+		__sync_fetch_and_add(&g->info.nr_tasks, change);
+		__sync_fetch_and_add(&g->tgid_sum, (s64)change * tgid);
+		__sync_fetch_and_add(&g->tgid_sum_sq,
+				     (s64)change * tgid * tgid);
+		id = g->info.parent;
+	}
+	return 0;
+}
+
+/*
+ * Where a VM belongs whose vCPU is in cgroup group @id: the highest cgroup that
+ * holds nothing but its process, or @id itself. libvirt's cgroup per vCPU thus
+ * does not split the VM, and the weight of its scope is the VM's.
+ */
+static u32 place_of_vm(u32 id)
+{
+	u32 level, place = id;
+
+	bpf_for (level, 0, MAX_CGROUP_DEPTH) {
+		struct group *g;
+
+		if (!id || id == root_group)
+			break;
+		g = lookup_group(id);
+		if (!g ||
+		    !one_process(g->info.nr_tasks, g->tgid_sum, g->tgid_sum_sq))
+			break;
+		place = id;
+		id = g->info.parent;
+	}
+	return place;
+}
+
+/* Move VM @id below cgroup group @place. */
+static void set_parent(u32 id, u32 place)
+{
+	struct group *g = lookup_group(id);
+	u32 old;
+	s64 contributed;
+
+	if (!g)
+		return;
+	old = g->info.parent;
+	if (old == place)
+		return;
+	bpf_spin_lock(&g->lock);
+	contributed = g->contributed;
+	g->contributed = 0;
+	g->active = 0;
+	g->info.parent = place;
+	bpf_spin_unlock(&g->lock);
+	add_active_weight(old, -contributed);
+	add_active_weight(place, settle_activity(g));
+	g->share_at_ns = 0;
+}
+
+/* Count a member of VM @g, unless its last one is just leaving. */
+static bool vm_get(struct group *g)
+{
+	u32 i;
+
+	bpf_for (i, 0, 64) {
+		u32 nr = g->info.nr_tasks;
+
+		if (!nr)
+			return false;
+		if (__sync_val_compare_and_swap(&g->info.nr_tasks, nr,
+						nr + 1) == nr)
+			return true;
+	}
+	return false;
+}
+
+/* The group of VM @key, made on first sight, with the caller counted in; 0: it
+ * is just going, or no group is free. */
+static u32 get_vm(const struct vm_key *key, u32 cgroup_group)
+{
+	struct group *g;
+	u32 id, *known;
+
+	known = bpf_map_lookup_elem(&group_of_vm, key);
+	if (known) {
+		g = lookup_group(*known);
+		return g && vm_get(g) ? *known : 0;
+	}
+	id = make_group(GROUP_VM, place_of_vm(cgroup_group), WEIGHT_DEFAULT);
+	g = lookup_group(id);
+	if (!id || !g) {
+		__sync_fetch_and_add(&host_stats.group_exhausted, 1);
+		return 0;
+	}
+	g->info.tgid = key->tgid;
+	g->info.kvm = key->kvm;
+	g->info.nr_tasks = 1;
+	if (bpf_map_update_elem(&group_of_vm, key, &id, BPF_NOEXIST)) {
+		/* A sibling on another CPU made it first: next time. */
+		free_group(id);
+		return 0;
+	}
+	bpf_map_update_elem(&group_of_process, &key->tgid, &id, BPF_NOEXIST);
+	return id;
+}
+
+/* The task leaves its group, or the host: the last one takes the VM with it. */
+static void leave_group(struct task_ctx *tc)
+{
+	struct group *g = lookup_group(tc->group);
+	struct vm_key key = {};
+	u32 *of_process;
+
+	if (!g || g->info.kind != GROUP_VM)
+		return;
+	if (tc->is_vcpu)
+		__sync_fetch_and_sub(&g->info.nr_vcpus, 1);
+	if (__sync_fetch_and_sub(&g->info.nr_tasks, 1) != 1)
+		return;
+	key.kvm = g->info.kvm;
+	key.tgid = g->info.tgid;
+	bpf_map_delete_elem(&group_of_vm, &key);
+	of_process = bpf_map_lookup_elem(&group_of_process, &key.tgid);
+	if (of_process && *of_process == tc->group)
+		bpf_map_delete_elem(&group_of_process, &key.tgid);
+	free_group(tc->group);
+}
+
+/* Group @id pays for the task from now on; a VM has counted it in already. The
+ * task waits in no queue. */
+static void join_group(struct task_ctx *tc, u32 id)
+{
+	struct group *g = lookup_group(id);
+
+	if (!g)
+		return;
+	if (tc->is_runnable) {
+		group_runnable(id, 1);
+		group_runnable(tc->group, -1);
+	}
+	leave_group(tc);
+	tc->group = id;
+	tc->vtime = g->task_vtime_now;
+}
+
+#endif /* COHORT_GROUP_BPF_H */

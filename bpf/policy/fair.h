@@ -1,0 +1,133 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Fairness: how much virtual time a group pays for CPU time, where it stands
+ * when it returns from sleep, when a waking group may preempt, and how a cap is
+ * spent. Pure functions: no map, no kfunc, no clock. Not here: who owns which
+ * weight, which is state.
+ *
+ * A share is a group's part of the host while all groups that are active now
+ * want CPU: the product, from the root down, of weight over the sum of the
+ * active weights of its level (what scx_flatcg calls hweight). Virtual time
+ * runs at CPU time over share, so groups whose virtual times advance together
+ * get CPU time in the ratio of their shares.
+ *
+ * Example: cgroup A (weight 100) holds one VM, cgroup B (weight 300) holds two.
+ * Shares are 1/4, 3/8 and 3/8; 3 ms of CPU time cost A's VM 12 ms of virtual
+ * time, one of B's 8 ms.
+ */
+#ifndef COHORT_POLICY_FAIR_H
+#define COHORT_POLICY_FAIR_H
+
+enum fair_consts {
+	SHARE_ONE = 1 << 24,  /* the whole host; 1,000 equal VMs err 0.006 % */
+	WEIGHT_DEFAULT = 100, /* of a cgroup, and of a VM or the tasks in one */
+};
+
+/* True if virtual time @a lies before @b; right across a wrap. */
+static inline bool vtime_before(u64 a, u64 b)
+{
+	return (s64)(a - b) < 0;
+}
+
+/*
+ * One level down: the share of a child of weight @weight under a parent of
+ * share @share whose active children's weights add up to @weight_sum. A sum
+ * that does not hold @weight yet (the child is just becoming active) is read
+ * as if it did. Never 0.
+ */
+static inline u64 fair_child_share(u64 share, u64 weight, u64 weight_sum)
+{
+	u64 child;
+
+	if (weight_sum < weight)
+		weight_sum = weight;
+	if (!weight_sum)
+		return share ? share : 1;
+	child = share * weight / weight_sum;
+	return child ? child : 1;
+}
+
+/* Virtual time (ns) that @used_ns of CPU time cost a group of share @share. */
+static inline u64 fair_charge(u64 used_ns, u64 share)
+{
+	return used_ns * SHARE_ONE / (share ? share : 1);
+}
+
+/* The same inside a group, by a task's weight (nice 0: 100). */
+static inline u64 fair_task_charge(u64 used_ns, u64 weight)
+{
+	return used_ns * WEIGHT_DEFAULT / (weight ? weight : 1);
+}
+
+/*
+ * Where @vtime stands when its group begins to wait on a CPU whose present is
+ * @now (the virtual time of the group that a contest there last favoured):
+ * sleep, or running where nobody else wanted to, earns no more than @credit.
+ */
+static inline u64 fair_floor(u64 vtime, u64 now, u64 credit)
+{
+	return vtime_before(vtime, now - credit) ? now - credit : vtime;
+}
+
+/*
+ * The same for a group that comes from other CPUs, where virtual time may have
+ * run at another pace: it owes no more than @debt either, or it would starve
+ * for having run alone.
+ */
+static inline u64 fair_enter(u64 vtime, u64 now, u64 credit, u64 debt)
+{
+	if (vtime_before(now + debt, vtime))
+		return now + debt;
+	return fair_floor(vtime, now, credit);
+}
+
+/*
+ * What @cost of virtual time a group at @vtime really pays on a CPU with
+ * present @now. While nobody else waits there, time that the group takes is
+ * time that nobody misses: it is free beyond the present.
+ */
+static inline u64 fair_cost(u64 vtime, u64 now, u64 cost, bool contested)
+{
+	u64 room;
+
+	if (contested)
+		return cost;
+	room = vtime_before(vtime, now) ? now - vtime : 0;
+	return cost < room ? cost : room;
+}
+
+/*
+ * May a group that wakes at virtual time @woken take the CPU from one at
+ * @running? Only if it is behind by more than @margin, so that two groups in
+ * step do not cut each other's slices to pieces.
+ */
+static inline bool fair_preempts(u64 woken, u64 running, u64 margin)
+{
+	return vtime_before(woken + margin, running);
+}
+
+/*
+ * A cap's budget (ns) at the start of a period: @quota_ns is added, at most
+ * @quota_ns + @burst_ns is kept. What was overdrawn (the last tick of the last
+ * period) stays owed, so the average holds although slices end at ticks.
+ */
+static inline s64 cap_refill(s64 budget_ns, u64 quota_ns, u64 burst_ns)
+{
+	s64 limit = (s64)(quota_ns + burst_ns);
+
+	budget_ns += (s64)quota_ns;
+	return budget_ns > limit ? limit : budget_ns;
+}
+
+/*
+ * Are @nr tasks all of one process? @sum is the sum of their process ids, and
+ * @sum_sq that of the squares. By Cauchy and Schwarz nr * sum_sq >= sum^2, with
+ * equality exactly if all are equal; three counters that any CPU may add to in
+ * any order decide it. (Modulo 2^64: a false "yes" needs a multiple of 2^64.)
+ */
+static inline bool one_process(u64 nr, u64 sum, u64 sum_sq)
+{
+	return nr && nr * sum_sq == sum * sum;
+}
+
+#endif /* COHORT_POLICY_FAIR_H */

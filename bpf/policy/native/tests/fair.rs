@@ -1,0 +1,163 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Virtual time, shares, caps: single values, then what must hold for every value.
+
+use cohort_policy::*;
+use proptest::prelude::*;
+
+const ONE: u64 = SHARE_ONE as u64;
+const MS: u64 = 1_000_000;
+
+fn child(share: u64, weight: u64, sum: u64) -> u64 {
+    unsafe { fair_child_share(share, weight, sum) }
+}
+fn cost_of(used_ns: u64, share: u64) -> u64 {
+    unsafe { fair_charge(used_ns, share) }
+}
+fn before(a: u64, b: u64) -> bool {
+    unsafe { vtime_before(a, b) }
+}
+fn refill(budget: i64, quota: u64, burst: u64) -> i64 {
+    unsafe { cap_refill(budget, quota, burst) }
+}
+fn one_process_of(tgids: &[u64]) -> bool {
+    let sum = tgids.iter().copied().fold(0u64, u64::wrapping_add);
+    let squares = tgids.iter().fold(0u64, |acc, t| acc.wrapping_add(t.wrapping_mul(*t)));
+    unsafe { one_process(tgids.len() as u64, sum, squares) }
+}
+
+#[test]
+fn the_worked_example_of_the_header_holds() {
+    let a_vm = child(child(ONE, 100, 400), 100, 100);
+    let b_vm = child(child(ONE, 300, 400), 100, 200);
+    assert_eq!((a_vm, b_vm), (ONE / 4, ONE * 3 / 8));
+    assert_eq!((cost_of(3 * MS, a_vm), cost_of(3 * MS, b_vm)), (12 * MS, 8 * MS));
+}
+
+#[test]
+fn virtual_time_orders_across_a_wrap() {
+    assert!(before(u64::MAX - 5, 3));
+    assert!(!before(3, u64::MAX - 5));
+    assert!(!before(7, 7));
+}
+
+#[test]
+fn a_group_that_is_not_counted_yet_reads_its_sum_as_if_it_were() {
+    assert_eq!(child(ONE, 100, 0), ONE);
+    assert_eq!(child(ONE, 200, 100), ONE);
+}
+
+#[test]
+fn a_cap_keeps_what_was_overdrawn_and_drops_what_was_not_used() {
+    assert_eq!(refill(-3, 50, 0), 47);
+    assert_eq!(refill(40, 50, 0), 50);
+    assert_eq!(refill(40, 50, 20), 70);
+}
+
+#[test]
+fn a_cgroup_of_one_process_is_told_from_one_of_two() {
+    assert!(!one_process_of(&[]));
+    assert!(one_process_of(&[4_194_303; 300]));
+    assert!(!one_process_of(&[4_194_303, 4_194_302]));
+}
+
+/// Serves the group with the least virtual time for one slice, again and again, as dispatch does on one CPU.
+fn serve(weights: &[u64], slices: usize) -> Vec<u64> {
+    let sum = weights.iter().sum();
+    let mut vtime = vec![0u64; weights.len()];
+    let mut used = vec![0u64; weights.len()];
+    for _ in 0..slices {
+        let mut next = 0;
+        for i in 1..vtime.len() {
+            if before(vtime[i], vtime[next]) {
+                next = i;
+            }
+        }
+        used[next] += 4 * MS;
+        vtime[next] += cost_of(4 * MS, child(ONE, weights[next], sum));
+    }
+    used
+}
+
+proptest! {
+    /// Always-ready groups get CPU time in the ratio of their weights, to within a slice each.
+    #[test]
+    fn time_follows_weight(weights in prop::collection::vec(1u64..=10_000, 2..8)) {
+        let slices = 4_000;
+        let used = serve(&weights, slices);
+        let sum: u64 = weights.iter().sum();
+        for (w, u) in weights.iter().zip(&used) {
+            let fair = slices as f64 * 4e6 * *w as f64 / sum as f64;
+            // One slice of its own, and as much again for what the others are late by.
+            prop_assert!((*u as f64 - fair).abs() <= 4e6 * (1.0 + weights.len() as f64), "{used:?} for {weights:?}");
+        }
+    }
+
+    /// The shares of all children of a parent add up to no more than the parent's, and miss it by rounding only.
+    #[test]
+    fn children_divide_their_parent(weights in prop::collection::vec(1u64..=10_000, 1..50), share in 1u64 << 12..=ONE) {
+        let sum: u64 = weights.iter().sum();
+        let total: u64 = weights.iter().map(|w| child(share, *w, sum)).sum();
+        // A share is never 0, so tiny ones may round up by one each.
+        prop_assert!(total <= share + weights.len() as u64);
+        prop_assert!(total + weights.len() as u64 >= share);
+    }
+
+    /// A floor never lowers virtual time, and never leaves more than the credit.
+    #[test]
+    fn sleep_earns_at_most_the_credit(vtime in 1u64 << 40..1 << 41, now in 1u64 << 40..1 << 41, credit in 0u64..1 << 30) {
+        let settled = unsafe { fair_floor(vtime, now, credit) };
+        prop_assert!(!before(settled, vtime));
+        prop_assert!(!before(settled, now - credit));
+        prop_assert!(settled == vtime || settled == now - credit);
+    }
+
+    /// Who comes from elsewhere stands between credit and debt of the present.
+    #[test]
+    fn entering_is_bounded_both_ways(vtime: u64, now in 1u64 << 40..1 << 41, credit in 0u64..1 << 30, debt in 0u64..1 << 30) {
+        let vtime = now.wrapping_add(vtime % (1 << 40)).wrapping_sub(1 << 39);
+        let settled = unsafe { fair_enter(vtime, now, credit, debt) };
+        prop_assert!(!before(settled, now - credit) && !before(now + debt, settled));
+    }
+
+    /// Uncontested time never carries a group beyond the present; contested time costs all of it.
+    #[test]
+    fn time_nobody_misses_is_free(vtime in 0u64..1 << 40, now in 0u64..1 << 40, cost in 0u64..1 << 30) {
+        let free = unsafe { fair_cost(vtime, now, cost, false) };
+        prop_assert!(free <= cost);
+        prop_assert!(free == 0 || vtime + free <= now);
+        prop_assert_eq!(unsafe { fair_cost(vtime, now, cost, true) }, cost);
+    }
+
+    /// Two groups never preempt each other for the same pair of virtual times.
+    #[test]
+    fn preemption_is_not_mutual(a in 0u64..1 << 60, b in 0u64..1 << 60, margin in 0u64..1 << 30) {
+        let both = unsafe { fair_preempts(a, b, margin) && fair_preempts(b, a, margin) };
+        prop_assert!(!both);
+    }
+
+    /// Over many periods a cap's group gets its quota a period, however much a tick overdraws each time.
+    #[test]
+    fn a_cap_holds_on_average(quota in 1_000u64..100_000, overdraws in prop::collection::vec(0u64..4_000, 100..200)) {
+        let mut budget = quota as i64;
+        let mut used = 0i64;
+        for overdraw in &overdraws {
+            if budget > 0 {
+                used += budget + *overdraw as i64;
+                budget = -(*overdraw as i64);
+            }
+            budget = refill(budget, quota, 0);
+        }
+        let allowed = (quota as usize * overdraws.len()) as i64;
+        prop_assert!(used <= allowed + 4_000 && used >= allowed - quota as i64 - 4_000);
+    }
+
+    /// Threads of one process in any number are one process; a thread of another one is noticed.
+    #[test]
+    fn processes_are_told_apart(tgid in 1u64..1 << 22, other in 1u64..1 << 22, n in 1usize..500, at in 0usize..500) {
+        let mut tgids = vec![tgid; n + 1];
+        prop_assert!(one_process_of(&tgids));
+        let at = at % tgids.len();
+        tgids[at] = other;
+        prop_assert_eq!(one_process_of(&tgids), other == tgid);
+    }
+}

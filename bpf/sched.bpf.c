@@ -1,0 +1,788 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The sched_ext ops: when a task waits, which one a CPU runs next and how long.
+ * Each op is a short list of reasons; the arithmetic is in policy/, the queues
+ * in queue.bpf.h, the groups in group.bpf.h.
+ *
+ * The idea. CPU time is divided between groups first: VMs, and the cgroups of
+ * everything else. The group with the least virtual time that may run on a CPU
+ * runs there, and inside it the task with the least of its own. What a vCPU
+ * gives up in a directed yield therefore can only go to a sibling: the yield
+ * hands over the rest of a slice that the VM has already been granted.
+ *
+ * Example. VMs A and B, two vCPUs each, on two CPUs; A0 runs and spins on a
+ * lock that A1, waiting, holds. KVM sees A0's pause-loop exit and offers A1 to
+ * ops.yield(), which ends A0's slice and notes A1. The CPU dispatches at once:
+ * A1 runs for what A0 had left, releases the lock, and A's virtual time is
+ * where it would have been had A0 spun on. B notices nothing.
+ */
+#include <scx/common.bpf.h>
+#include <scx/compat.bpf.h>
+#include "intf.h"
+#include "policy/fair.h"
+#include "policy/target.h"
+#include "state.bpf.h"
+#include "queue.bpf.h"
+#include "lane.bpf.h"
+#include "group.bpf.h"
+#include "vcpu.bpf.h"
+
+char _license[] SEC("license") = "GPL";
+
+UEI_DEFINE(uei);
+
+enum {
+	DISPATCH_TRIES = 4, /* fronts that a dispatch loses to other CPUs */
+	MOVE_TRIES = 4,	    /* tasks of a front that it may not take */
+	MAX_SIBLINGS = 256, /* waiting ones looked through for a target */
+	STEAL_EACH = 16,    /* dispatches between looks at another domain */
+};
+
+/* ---- predicates ---- */
+
+static bool is_per_cpu_kthread(const struct task_struct *p)
+{
+	return (p->flags & PF_KTHREAD) && p->nr_cpus_allowed == 1;
+}
+
+static bool is_vm(const struct group *g)
+{
+	return g->info.kind == GROUP_VM;
+}
+
+static bool runnable_here(const struct task_struct *p)
+{
+	return p->scx.flags & SCX_TASK_QUEUED;
+}
+
+/* ---- waking and waiting ---- */
+
+s32 BPF_STRUCT_OPS(cohort_select_cpu, struct task_struct *p, s32 prev_cpu,
+		   u64 wake_flags)
+{
+	struct task_ctx *tc = lookup_task_may_fail(p);
+	s32 cpu;
+
+	/* A vCPU stays near its memory: its waker's CPU says nothing. */
+	if (tc && tc->is_vcpu)
+		wake_flags &= ~(u64)SCX_WAKE_SYNC;
+	cpu = scx_bpf_select_cpu_and(p, prev_cpu, wake_flags, p->cpus_ptr, 0);
+	if (cpu < 0)
+		return prev_cpu;
+	if (tc && !throttled_by(tc->group))
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, 0);
+	return cpu;
+}
+
+/* May woken @p take the CPU it last ran on? */
+static void preempt_if_due(struct task_ctx *tc, struct group *g, u64 vtime,
+			   s32 cpu)
+{
+	struct cpu_state *c = lookup_cpu(cpu);
+	struct group *running;
+	u64 margin;
+
+	if (!c || !c->group || c->group == tc->group)
+		return;
+	running = lookup_group(c->group);
+	if (!running)
+		return;
+	/* A vCPU waits for the VM's service threads: no margin for them. */
+	margin = is_vm(g) && !tc->is_vcpu
+			 ? 0
+			 : fair_charge(slice_ns / 8, running->share);
+	if (fair_preempts(vtime, running->vtime, margin))
+		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+}
+
+/* @p's place among the tasks of its group. */
+static u64 task_key(struct task_ctx *tc, struct group *g)
+{
+	u64 head_start = is_vm(g) && !tc->is_vcpu ? 2 * slice_ns : 0;
+
+	tc->vtime = fair_floor(tc->vtime, g->task_vtime_now, slice_ns);
+	return tc->vtime - head_start;
+}
+
+void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
+{
+	s32 cpu = scx_bpf_task_cpu(p), idle;
+	struct task_ctx *tc = lookup_task(p);
+	struct cpu_state *c = lookup_cpu(cpu);
+	u64 now = scx_bpf_now(), vtime;
+	u32 lane_id, queue_id;
+	struct queue *q;
+	struct group *g;
+	bool moved;
+
+	if (!tc || !c)
+		return;
+	stop_waiting(tc);
+	if (is_per_cpu_kthread(p)) {
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns,
+				   enq_flags | SCX_ENQ_PREEMPT);
+		return;
+	}
+	find_group(p, tc);
+	moved = !tc->lane_domain && p->nr_cpus_allowed > 1;
+	lane_id = lane_for(p, tc, cpu);
+	queue_id = find_queue(tc, tc->group, lane_id);
+	g = lookup_group(tc->group);
+	q = lookup_queue(queue_id);
+	if (!queue_id || !q || !g) {
+		__sync_fetch_and_add(&host_stats.queue_exhausted, 1);
+		scx_bpf_dsq_insert(p, SCX_DSQ_GLOBAL, slice_ns, enq_flags);
+		return;
+	}
+	vtime = settle_vtime(tc, g, c, moved, now);
+	if (!tc->ready_at_ns)
+		tc->ready_at_ns = now;
+	scx_bpf_dsq_insert_vtime(p, queue_id, slice_ns, task_key(tc, g),
+				 enq_flags);
+	tc->queue = queue_id;
+	queue_add_waiter(queue_id, q, vtime);
+
+	idle = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
+	if (idle >= 0)
+		scx_bpf_kick_cpu(idle, SCX_KICK_IDLE);
+	else if (enq_flags & SCX_ENQ_WAKEUP)
+		preempt_if_due(tc, g, vtime, cpu);
+}
+
+void BPF_STRUCT_OPS(cohort_dequeue, struct task_struct *p, u64 deq_flags)
+{
+	struct task_ctx *tc = lookup_task_may_fail(p);
+
+	if (tc)
+		stop_waiting(tc);
+}
+
+/* ---- what runs next ---- */
+
+/* The target of the yield that ended the last task's slice, if it still
+ * waits. */
+static bool serve_yield(struct cpu_state *c, s32 cpu, u64 now)
+{
+	s32 pid = c->yield_pid;
+	struct task_struct *p;
+	struct queue *q;
+	struct group *g;
+	bool served = false;
+
+	if (!pid)
+		return false;
+	c->yield_pid = 0;
+	if (!vtime_before(now, c->yield_until_ns))
+		return false;
+	q = lookup_queue(c->yield_queue);
+	if (!q)
+		return false;
+	bpf_for_each (scx_dsq, p, c->yield_queue, 0) {
+		if (p->pid != pid)
+			continue;
+		if (!bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+			break;
+		scx_bpf_dsq_move_set_slice(BPF_FOR_EACH_ITER,
+					   c->yield_slice_ns);
+		served = scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p, SCX_DSQ_LOCAL,
+					  0);
+		break;
+	}
+	g = lookup_group(q->group);
+	if (!g)
+		return served;
+	if (served)
+		__sync_fetch_and_add(&g->info.stats.yields_served, 1);
+	else
+		__sync_fetch_and_add(
+			&g->info.stats.yields_missed[YIELD_MISS_LOST], 1);
+	return served;
+}
+
+/*
+ * The first queue of lane @lane_id that holds a task and whose group is not
+ * capped. A key that lies behind its group's virtual time is mended on the way.
+ */
+static __noinline int lane_front(u32 lane_id, struct front *front)
+{
+	struct lane *lane = lookup_lane(lane_id);
+	u32 i;
+
+	if (!front || !lane)
+		return 0;
+	front->queue = 0;
+	bpf_for (i, 0, FRONT_TRIES) {
+		struct queue_node *node;
+		struct bpf_rb_node *rb;
+		struct group *g;
+		struct queue *q;
+		u32 id, capped;
+		u64 key;
+
+		if (!lane->nr_listed)
+			break;
+		bpf_spin_lock(&lane->lock);
+		rb = bpf_rbtree_first(&lane->tree);
+		if (!rb) {
+			bpf_spin_unlock(&lane->lock);
+			break;
+		}
+		node = container_of(rb, struct queue_node, rb);
+		id = node->queue;
+		key = node->key;
+		bpf_spin_unlock(&lane->lock);
+
+		q = lookup_queue(id);
+		if (!q)
+			break;
+		g = lookup_group(q->group);
+		if (!g)
+			break;
+		if (q->nr_waiting <= 0) {
+			queue_relist(lane_id, id, g->vtime, true);
+			continue;
+		}
+		capped = throttled_by(q->group);
+		if (capped) {
+			queue_park(lane_id, id, capped);
+			continue;
+		}
+		if (vtime_before(key, g->vtime)) {
+			queue_relist(lane_id, id, g->vtime, false);
+			continue;
+		}
+		front->queue = id;
+		front->key = key;
+		break;
+	}
+	return 0;
+}
+
+static void take_earlier(struct front *best, u32 lane_id)
+{
+	struct front front = {};
+
+	lane_front(lane_id, &front);
+	if (front.queue && (!best->queue || vtime_before(front.key, best->key)))
+		*best = front;
+}
+
+/* The queue that @cpu should serve: the earliest of its lanes. */
+static void find_front(struct cpu_state *c, s32 cpu, struct front *best)
+{
+	u32 slot;
+
+	best->queue = 0;
+	take_earlier(best, cpu);
+	take_earlier(best,
+		     FIRST_DOMAIN_LANE + cpu_domain[cpu & (MAX_CPUS - 1)]);
+	bpf_for (slot, 0, LANES_PER_CPU) {
+		u32 id = c->lanes[slot & (LANES_PER_CPU - 1)];
+
+		if (id)
+			take_earlier(best, id);
+	}
+}
+
+/* Should @prev, whose slice is over, go on rather than @front come? */
+static bool goes_on(struct task_struct *prev, struct task_ctx *tc,
+		    const struct front *front)
+{
+	struct task_struct *head;
+	struct group *g;
+	struct queue *q;
+	bool first = true;
+
+	if (throttled_by(tc->group))
+		return false;
+	if (!front->queue)
+		return true;
+	g = lookup_group(tc->group);
+	q = lookup_queue(front->queue);
+	if (!g || !q)
+		return false;
+	if (q->group != tc->group)
+		return vtime_before(g->vtime, front->key);
+	bpf_for_each (scx_dsq, head, front->queue, 0) {
+		first = vtime_before(tc->vtime, head->scx.dsq_vtime);
+		break;
+	}
+	return first;
+}
+
+/* Move the first task of queue @id that may run on @cpu there. */
+static bool take_from(u32 id, s32 cpu)
+{
+	struct task_struct *p;
+	bool moved = false;
+	u32 tries = 0;
+
+	bpf_for_each (scx_dsq, p, id, 0) {
+		if (bpf_cpumask_test_cpu(cpu, p->cpus_ptr)) {
+			moved = scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p,
+						 SCX_DSQ_LOCAL, 0);
+			if (moved)
+				break;
+		}
+		if (++tries >= MOVE_TRIES)
+			break;
+	}
+	return moved;
+}
+
+/* Serve another domain: it may have no CPU left, or more work than its own. */
+static bool steal(struct cpu_state *c, s32 cpu)
+{
+	u32 own = cpu_domain[cpu & (MAX_CPUS - 1)], other;
+	struct front front = {};
+
+	if (nr_domains < 2)
+		return false;
+	other = (own + 1 + c->nr_dispatches % (nr_domains - 1)) % nr_domains;
+	lane_front(FIRST_DOMAIN_LANE + other, &front);
+	if (!front.queue || !take_from(front.queue, cpu))
+		return false;
+	__sync_fetch_and_add(&host_stats.stolen, 1);
+	return true;
+}
+
+void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
+{
+	struct task_ctx *tc = NULL;
+	struct cpu_state *c = lookup_cpu(cpu);
+	u64 now = scx_bpf_now();
+	struct front front = {};
+	struct queue *q;
+	u32 i;
+
+	if (!c)
+		return;
+	c->nr_dispatches++;
+	if (prev && runnable_here(prev)) {
+		tc = lookup_task_may_fail(prev);
+		if (tc)
+			charge(prev, tc, c, now);
+	}
+	if (serve_yield(c, cpu, now))
+		return;
+	if (c->nr_dispatches % STEAL_EACH == 0 && steal(c, cpu))
+		return;
+
+	bpf_for (i, 0, DISPATCH_TRIES) {
+		find_front(c, cpu, &front);
+		q = lookup_queue(front.queue);
+		c->contested =
+			front.queue && q && (!tc || q->group != tc->group);
+		if (tc && goes_on(prev, tc, &front)) {
+			scx_bpf_task_set_slice(prev, slice_ns);
+			return;
+		}
+		if (!front.queue)
+			break;
+		if (c->contested)
+			c->present = front.key;
+		if (take_from(front.queue, cpu))
+			return;
+	}
+	if (steal(c, cpu))
+		return;
+	/* Fronts were lost to other CPUs: better @prev than an idle CPU. */
+	if (tc && !throttled_by(tc->group))
+		scx_bpf_task_set_slice(prev, slice_ns);
+}
+
+/*
+ * KVM offers @to in the place of the spinning @from; or, without @to, a task
+ * called sched_yield(). Nothing can be moved here: the dispatch that follows on
+ * this CPU does it.
+ */
+bool BPF_STRUCT_OPS(cohort_yield, struct task_struct *from,
+		    struct task_struct *to)
+{
+	s32 cpu = scx_bpf_task_cpu(from), verdict;
+	struct task_ctx *giver = lookup_task_may_fail(from), *taker;
+	struct yield_offer offer = {};
+	struct cpu_state *c = lookup_cpu(cpu);
+	struct group *g;
+	u32 queue_id;
+
+	if (!to) {
+		scx_bpf_task_set_slice(from, 0);
+		return false;
+	}
+	taker = lookup_task_may_fail(to);
+	if (!giver || !taker || !c)
+		return false;
+	g = lookup_group(giver->group);
+	if (!g)
+		return false;
+	queue_id = taker->queue;
+	offer.sibling = giver->group == taker->group && is_vm(g);
+	offer.ready = queue_id != 0;
+	offer.allowed = bpf_cpumask_test_cpu(cpu, to->cpus_ptr);
+	offer.throttled = throttled_by(giver->group) != 0;
+
+	__sync_fetch_and_add(&g->info.stats.yields_offered, 1);
+	verdict = yield_verdict(&offer);
+	if (verdict >= 0) {
+		u32 reason = verdict;
+
+		if (reason < NR_YIELD_MISS)
+			__sync_fetch_and_add(
+				&g->info.stats.yields_missed[reason], 1);
+		return false;
+	}
+	__sync_fetch_and_add(&g->info.stats.yields_ready, 1);
+	c->yield_slice_ns = loan_slice(from->scx.slice, slice_ns);
+	c->yield_queue = queue_id;
+	c->yield_until_ns = scx_bpf_now() + slice_ns;
+	c->yield_pid = to->pid;
+	scx_bpf_task_set_slice(from, 0);
+	return true;
+}
+
+/* ---- running ---- */
+
+void BPF_STRUCT_OPS(cohort_runnable, struct task_struct *p, u64 enq_flags)
+{
+	struct task_ctx *tc = lookup_task_may_fail(p);
+	struct group *g;
+
+	if (!tc)
+		return;
+	find_group(p, tc);
+	tc->ready_at_ns = scx_bpf_now();
+	if (!tc->is_runnable) {
+		tc->is_runnable = 1;
+		group_runnable(tc->group, 1);
+	}
+	g = lookup_group(tc->group);
+	if (g && tc->is_vcpu && (enq_flags & SCX_ENQ_WAKEUP))
+		__sync_fetch_and_add(&g->info.stats.wakeups, 1);
+}
+
+/* A vCPU got a CPU: how long it waited, and behind whom. */
+static void account_wait(struct task_struct *p, struct task_ctx *tc,
+			 struct group *g, struct cpu_state *c, s32 cpu, u64 now)
+{
+	u64 waited_ns = tc->ready_at_ns ? now - tc->ready_at_ns : 0;
+	struct lane *lane;
+
+	__sync_fetch_and_add(&g->info.stats.ready_ns, waited_ns);
+	if (tc->last_cpu >= 0 && tc->last_cpu != cpu)
+		__sync_fetch_and_add(&g->info.stats.migrations, 1);
+	if (c->prev_group != tc->group || c->prev_pid == p->pid)
+		return;
+	lane = lookup_lane(lane_for(p, tc, cpu));
+	if (lane && lane->nr_cpus > g->nr_running) {
+		u64 behind_ns = c->prev_run_ns;
+
+		if (behind_ns > waited_ns)
+			behind_ns = waited_ns;
+		__sync_fetch_and_add(&g->info.stats.stacked_ns, behind_ns);
+	}
+}
+
+void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
+{
+	s32 cpu = scx_bpf_task_cpu(p);
+	struct task_ctx *tc = lookup_task_may_fail(p);
+	struct cpu_state *c = lookup_cpu(cpu);
+	u64 now = scx_bpf_now();
+	struct group *g;
+
+	if (!tc || !c)
+		return;
+	stop_waiting(tc);
+	g = lookup_group(tc->group);
+	if (!g)
+		return;
+	if (tc->is_vcpu)
+		account_wait(p, tc, g, c, cpu, now);
+	tc->ready_at_ns = 0;
+	tc->charged_at_ns = tc->run_at_ns = now;
+	tc->last_cpu = cpu;
+	if (vtime_before(g->task_vtime_now, tc->vtime))
+		g->task_vtime_now = tc->vtime;
+	__sync_fetch_and_add(&g->nr_running, 1);
+	c->group = tc->group;
+}
+
+void BPF_STRUCT_OPS(cohort_stopping, struct task_struct *p, bool runnable)
+{
+	s32 cpu = scx_bpf_task_cpu(p);
+	struct task_ctx *tc = lookup_task_may_fail(p);
+	struct cpu_state *c = lookup_cpu(cpu);
+	u64 now = scx_bpf_now();
+	struct group *g;
+
+	if (!tc || !c || !tc->run_at_ns)
+		return;
+	charge(p, tc, c, now);
+	g = lookup_group(tc->group);
+	if (g)
+		__sync_fetch_and_sub(&g->nr_running, 1);
+	c->prev_pid = p->pid;
+	c->prev_group = tc->group;
+	c->prev_run_ns = now - tc->run_at_ns;
+	c->group = 0;
+	tc->run_at_ns = 0;
+	tc->ready_at_ns = runnable ? now : 0;
+}
+
+void BPF_STRUCT_OPS(cohort_quiescent, struct task_struct *p, u64 deq_flags)
+{
+	struct task_ctx *tc = lookup_task_may_fail(p);
+
+	if (!tc)
+		return;
+	stop_waiting(tc);
+	tc->ready_at_ns = 0;
+	if (tc->is_runnable) {
+		tc->is_runnable = 0;
+		group_runnable(tc->group, -1);
+	}
+}
+
+void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
+{
+	struct task_ctx *tc = lookup_task_may_fail(p);
+	struct cpu_state *c = lookup_cpu(scx_bpf_task_cpu(p));
+	u64 now = scx_bpf_now();
+	struct group *g;
+
+	if (!tc || !c || !tc->run_at_ns)
+		return;
+	charge(p, tc, c, now);
+	if (throttled_by(tc->group))
+		scx_bpf_task_set_slice(p, 0);
+	if (!tc->is_vcpu)
+		return;
+	g = lookup_group(tc->group);
+	if (g && is_vm(g) && now - g->parent_checked_ns > PARENT_FRESH_NS) {
+		g->parent_checked_ns = now;
+		set_parent(tc->group, place_of_vm(tc->cgroup_group));
+	}
+}
+
+/* ---- tasks and cgroups come, change and go ---- */
+
+static u32 group_of(struct cgroup *cgrp)
+{
+	u64 cgroup_id = cgrp->kn->id;
+	u32 *id = bpf_map_lookup_elem(&group_of_cgroup, &cgroup_id);
+
+	return id ? *id : root_group;
+}
+
+s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_init_task, struct task_struct *p,
+			     struct scx_init_task_args *args)
+{
+	struct task_ctx *tc;
+
+	tc = bpf_task_storage_get(&tasks, p, 0, BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (!tc)
+		return -ENOMEM;
+	tc->cgroup_group = group_of(args->cgroup);
+	tc->group = tc->cgroup_group;
+	tc->last_cpu = -1;
+	count_process(tc->cgroup_group, p->tgid, 1);
+	return 0;
+}
+
+void BPF_STRUCT_OPS(cohort_exit_task, struct task_struct *p,
+		    struct scx_exit_task_args *args)
+{
+	struct task_ctx *tc = lookup_task_may_fail(p);
+
+	if (!tc || args->cancelled)
+		return;
+	stop_waiting(tc);
+	if (tc->is_runnable) {
+		tc->is_runnable = 0;
+		group_runnable(tc->group, -1);
+	}
+	leave_group(tc);
+	tc->group = 0;
+	forget_lane(tc);
+	count_process(tc->cgroup_group, p->tgid, -1);
+}
+
+void BPF_STRUCT_OPS(cohort_set_cpumask, struct task_struct *p,
+		    const struct cpumask *cpumask)
+{
+	struct task_ctx *tc = lookup_task_may_fail(p);
+
+	if (tc)
+		forget_lane(tc);
+}
+
+s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_cgroup_init, struct cgroup *cgrp,
+			     struct scx_cgroup_init_args *args)
+{
+	u64 cgroup_id = cgrp->kn->id;
+	struct cgroup *above;
+	u32 id, parent = 0;
+	struct group *g;
+
+	if (cgrp->level > 0) {
+		above = bpf_cgroup_ancestor(cgrp, cgrp->level - 1);
+		if (!above)
+			return -ENOENT;
+		parent = group_of(above);
+		bpf_cgroup_release(above);
+	}
+	id = make_group(GROUP_CGROUP, parent, args->weight);
+	g = lookup_group(id);
+	if (!id || !g ||
+	    bpf_map_update_elem(&group_of_cgroup, &cgroup_id, &id, BPF_ANY)) {
+		/* Its tasks run as the root's: less fair, not less safe. */
+		__sync_fetch_and_add(&host_stats.group_exhausted, 1);
+		return 0;
+	}
+	g->info.cgroup_id = cgroup_id;
+	if (cgrp->level == 0)
+		root_group = id;
+	set_cap(id, args->bw_period_us, args->bw_quota_us, args->bw_burst_us);
+	return 0;
+}
+
+void BPF_STRUCT_OPS(cohort_cgroup_exit, struct cgroup *cgrp)
+{
+	u64 cgroup_id = cgrp->kn->id;
+	u32 id = group_of(cgrp);
+
+	if (id == root_group)
+		return;
+	bpf_map_delete_elem(&group_of_cgroup, &cgroup_id);
+	free_group(id);
+}
+
+void BPF_STRUCT_OPS(cohort_cgroup_move, struct task_struct *p,
+		    struct cgroup *from, struct cgroup *to)
+{
+	struct task_ctx *tc = lookup_task_may_fail(p);
+
+	if (!tc)
+		return;
+	count_process(tc->cgroup_group, p->tgid, -1);
+	tc->cgroup_group = group_of(to);
+	count_process(tc->cgroup_group, p->tgid, 1);
+	find_group(p, tc);
+}
+
+void BPF_STRUCT_OPS(cohort_cgroup_set_weight, struct cgroup *cgrp, u32 weight)
+{
+	u32 id = group_of(cgrp);
+	struct group *g = lookup_group(id);
+
+	if (!g)
+		return;
+	g->info.weight = weight;
+	if (g->active_weight > 0)
+		add_active_weight(g->info.parent, settle_activity(g));
+}
+
+void BPF_STRUCT_OPS(cohort_cgroup_set_bandwidth, struct cgroup *cgrp,
+		    u64 period_us, u64 quota_us, u64 burst_us)
+{
+	u32 id = group_of(cgrp);
+
+	if (id)
+		set_cap(id, period_us, quota_us, burst_us);
+}
+
+/* With these two the scheduler stays when CPUs come and go. The lanes keep an
+ * offline CPU: the kernel runs nothing on it. */
+void BPF_STRUCT_OPS(cohort_cpu_online, s32 cpu)
+{
+}
+
+void BPF_STRUCT_OPS(cohort_cpu_offline, s32 cpu)
+{
+}
+
+/* ---- the scheduler itself ---- */
+
+static int init_domain_lane(u32 domain_id)
+{
+	struct lane *lane = lookup_lane(FIRST_DOMAIN_LANE + domain_id);
+	struct bpf_cpumask *mask;
+	u32 cpu;
+
+	if (!lane)
+		return -EINVAL;
+	mask = bpf_cpumask_create();
+	if (!mask)
+		return -ENOMEM;
+	bpf_for (cpu, 0, nr_cpus)
+		if (cpu_domain[cpu & (MAX_CPUS - 1)] == domain_id)
+			bpf_cpumask_set_cpu(cpu, mask);
+	lane->domain = domain_id;
+	lane->nr_cpus = bpf_cpumask_weight(cast_mask(mask));
+	mask = bpf_kptr_xchg(&lane->mask, mask);
+	if (mask)
+		bpf_cpumask_release(mask);
+	return 0;
+}
+
+s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_init)
+{
+	u32 i, id;
+	s32 err;
+
+	bpf_for (i, 1, MAX_GROUPS) {
+		id = i;
+		bpf_map_push_elem(&free_groups, &id, 0);
+	}
+	bpf_for (i, 0, MAX_SUBSETS) {
+		id = FIRST_SUBSET_LANE + i;
+		bpf_map_push_elem(&free_lanes, &id, 0);
+	}
+	bpf_for (i, 0, nr_cpus) {
+		struct lane *lane = lookup_lane(i);
+
+		if (!lane)
+			return -EINVAL;
+		lane->domain = cpu_domain[i & (MAX_CPUS - 1)];
+		lane->nr_cpus = 1;
+	}
+	bpf_for (i, 0, nr_domains) {
+		err = init_domain_lane(i);
+		if (err)
+			return err;
+	}
+	bpf_for (i, 1, MAX_QUEUES) {
+		id = i;
+		err = scx_bpf_create_dsq(i, -1);
+		if (err)
+			return err;
+		bpf_map_push_elem(&free_queues, &id, 0);
+	}
+	return 0;
+}
+
+void BPF_STRUCT_OPS(cohort_exit, struct scx_exit_info *ei)
+{
+	UEI_RECORD(uei, ei);
+}
+
+SCX_OPS_DEFINE(
+	cohort_ops, .select_cpu = (void *)cohort_select_cpu,
+	.enqueue = (void *)cohort_enqueue, .dequeue = (void *)cohort_dequeue,
+	.dispatch = (void *)cohort_dispatch, .yield = (void *)cohort_yield,
+	.runnable = (void *)cohort_runnable, .running = (void *)cohort_running,
+	.stopping = (void *)cohort_stopping,
+	.quiescent = (void *)cohort_quiescent, .tick = (void *)cohort_tick,
+	.init_task = (void *)cohort_init_task,
+	.exit_task = (void *)cohort_exit_task,
+	.set_cpumask = (void *)cohort_set_cpumask,
+	.cgroup_init = (void *)cohort_cgroup_init,
+	.cgroup_exit = (void *)cohort_cgroup_exit,
+	.cgroup_move = (void *)cohort_cgroup_move,
+	.cgroup_set_weight = (void *)cohort_cgroup_set_weight,
+	.cgroup_set_bandwidth = (void *)cohort_cgroup_set_bandwidth,
+	.cpu_online = (void *)cohort_cpu_online,
+	.cpu_offline = (void *)cohort_cpu_offline, .init = (void *)cohort_init,
+	.exit = (void *)cohort_exit, .flags = SCX_OPS_ENQ_LAST,
+	.timeout_ms = 5000, .name = "cohort");

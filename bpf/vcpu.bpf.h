@@ -1,0 +1,105 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Which group a task belongs to. vCPUs are recognised by KVM's own structures:
+ * a task inside KVM_RUN has a preempt notifier with KVM's operations, which is
+ * embedded in its kvm_vcpu. That needs no hook, works for a VM older than the
+ * scheduler, and when kvm.ko is loaded later. The other threads of such a
+ * process belong to its VM too; everything else to its cgroup.
+ */
+#ifndef COHORT_VCPU_BPF_H
+#define COHORT_VCPU_BPF_H
+
+/* The fields that are read; the vmlinux.h that this is built with has no KVM. */
+struct preempt_notifier___kvm {
+	struct hlist_node link;
+	void *ops;
+} __attribute__((preserve_access_index));
+
+struct task_struct___kvm {
+	struct hlist_head preempt_notifiers;
+} __attribute__((preserve_access_index));
+
+struct kvm_vcpu___kvm {
+	void *kvm;
+	struct preempt_notifier___kvm preempt_notifier;
+} __attribute__((preserve_access_index));
+
+/* The struct kvm whose vCPU @p runs right now, or 0. */
+static u64 running_kvm(struct task_struct *p)
+{
+	struct task_struct___kvm *task = (void *)p;
+	struct preempt_notifier___kvm *notifier;
+	struct kvm_vcpu___kvm *vcpu;
+	struct hlist_node *first;
+
+	if (!kvm_preempt_ops_addr ||
+	    !bpf_core_field_exists(task->preempt_notifiers) ||
+	    !bpf_core_type_exists(struct kvm_vcpu___kvm))
+		return 0;
+	first = BPF_CORE_READ(task, preempt_notifiers.first);
+	if (!first)
+		return 0;
+	notifier = (void *)first -
+		   bpf_core_field_offset(struct preempt_notifier___kvm, link);
+	if ((u64)BPF_CORE_READ(notifier, ops) != kvm_preempt_ops_addr)
+		return 0;
+	vcpu = (void *)notifier -
+	       bpf_core_field_offset(struct kvm_vcpu___kvm, preempt_notifier);
+	return (u64)BPF_CORE_READ(vcpu, kvm);
+}
+
+/* @p is seen to run a vCPU of @kvm, for the first time or a new one. */
+static void become_vcpu(struct task_struct *p, struct task_ctx *tc, u64 kvm)
+{
+	struct vm_key key = { .kvm = kvm, .tgid = p->tgid };
+	struct group *g;
+	u32 id = get_vm(&key, tc->cgroup_group);
+
+	if (!id)
+		return;
+	if (id == tc->group) {
+		/* It was a member already, as a thread of the process. */
+		g = lookup_group(id);
+		if (!g)
+			return;
+		__sync_fetch_and_sub(&g->info.nr_tasks, 1);
+		if (!tc->is_vcpu)
+			__sync_fetch_and_add(&g->info.nr_vcpus, 1);
+	} else {
+		join_group(tc, id);
+		g = lookup_group(id);
+		if (g)
+			__sync_fetch_and_add(&g->info.nr_vcpus, 1);
+	}
+	tc->is_vcpu = 1;
+	tc->kvm = kvm;
+}
+
+/* Bring @p, which waits in no queue, to the group that pays for it. */
+static void find_group(struct task_struct *p, struct task_ctx *tc)
+{
+	u64 kvm = running_kvm(p);
+	struct group *g;
+	u32 tgid = p->tgid;
+	u32 *vm;
+
+	if (kvm) {
+		if (kvm != tc->kvm)
+			become_vcpu(p, tc, kvm);
+		return;
+	}
+	if (tc->is_vcpu)
+		return; /* it is in user space between two KVM_RUNs */
+	vm = bpf_map_lookup_elem(&group_of_process, &tgid);
+	if (vm) {
+		if (*vm == tc->group)
+			return;
+		g = lookup_group(*vm);
+		if (g && vm_get(g))
+			join_group(tc, *vm);
+	} else if (tc->group != tc->cgroup_group) {
+		join_group(tc, tc->cgroup_group);
+	}
+}
+
+#endif /* COHORT_VCPU_BPF_H */

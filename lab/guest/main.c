@@ -1,0 +1,223 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The workload of a booted guest: `workload NAME [OPTION=VALUE]...` runs one thread per vCPU forever, each
+ * counting its operations in its own cache line of one page.
+ *
+ *   threads=N            default: the number of CPUs of this process
+ *   work=N               iterations of an empty loop per operation
+ *   pause_window_us=N    plain loads between two PAUSEs of a spin loop
+ *   policy=spin|sleep    how the barrier waits
+ *   counters_file=PATH   count in this file instead of an anonymous page (to try a workload without a guest)
+ *
+ * The host reads the page straight out of the guest's memory, at the moment it likes and without any help
+ * of the guest: a guest that prints its progress would disturb what is measured, and could only say how far
+ * it was when it last got to run. Threads are not pinned: real programs leave that to their kernel.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/mman.h>
+#include <time.h>
+#include <unistd.h>
+
+#include "workload.h"
+
+#define PAGE_BYTES	   4096
+#define PAGEMAP_PRESENT	   (1ULL << 63)
+#define PAGEMAP_FRAME_MASK ((1ULL << 55) - 1)
+
+_Static_assert(sizeof(struct counter_page) == PAGE_BYTES,
+	       "the counters fill exactly one page");
+
+struct options options = { .work = 600000 };
+
+static const struct workload {
+	const char *name;
+	workload_body *body;
+	void (*prepare)(void);
+} workloads[] = {
+	{ "tlb", tlb_body, NULL },	     { "spin", spin_body, NULL },
+	{ "pipe", pipe_body, pipe_prepare }, { "barrier", barrier_body, NULL },
+	{ "busy", busy_body, NULL },
+};
+
+static const struct workload *chosen;
+static struct counter_page *counters;
+static const char *counters_file;
+static uint64_t pause_window_us = 20;
+
+void die(const char *what)
+{
+	fprintf(stderr, "workload failed: %s: %s\n", what, strerror(errno));
+	exit(1);
+}
+
+static void usage(const char *problem, const char *word)
+{
+	fprintf(stderr, "workload failed: %s: %s\n", problem, word);
+	exit(2);
+}
+
+static unsigned int cpus_of_this_process(void)
+{
+	cpu_set_t set;
+
+	if (sched_getaffinity(0, sizeof(set), &set))
+		die("sched_getaffinity");
+	return CPU_COUNT(&set);
+}
+
+static uint64_t number(const char *option, const char *value)
+{
+	char *end;
+	uint64_t parsed = strtoull(value, &end, 10);
+
+	if (!*value || *end)
+		usage("this option needs a whole number", option);
+	return parsed;
+}
+
+static void parse_option(char *option)
+{
+	char *value = strchr(option, '=');
+
+	if (!value)
+		usage("options have the form name=value", option);
+	*value++ = '\0';
+	if (!strcmp(option, "threads"))
+		options.threads = number(option, value);
+	else if (!strcmp(option, "work"))
+		options.work = number(option, value);
+	else if (!strcmp(option, "pause_window_us"))
+		pause_window_us = number(option, value);
+	else if (!strcmp(option, "counters_file"))
+		counters_file = value;
+	else if (!strcmp(option, "policy") && !strcmp(value, "spin"))
+		options.sleeping = false;
+	else if (!strcmp(option, "policy") && !strcmp(value, "sleep"))
+		options.sleeping = true;
+	else
+		usage("unknown option or value", option);
+}
+
+static const struct workload *workload_named(const char *name)
+{
+	for (size_t i = 0; i < sizeof(workloads) / sizeof(workloads[0]); i++)
+		if (!strcmp(workloads[i].name, name))
+			return &workloads[i];
+	usage("unknown workload", name);
+	return NULL;
+}
+
+static uint64_t monotonic_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000000000ULL + now.tv_nsec;
+}
+
+/*
+ * The TSC keeps its rate when the lab dilates time, the guest's clock does not: only their ratio, measured
+ * here, turns lab microseconds into ticks.
+ */
+static uint64_t tsc_ticks(uint64_t microseconds)
+{
+	struct timespec pause = { .tv_nsec = 50 * 1000 * 1000 };
+	uint64_t start_ns = monotonic_ns(), start_tsc = read_tsc();
+
+	nanosleep(&pause, NULL);
+
+	uint64_t elapsed_ns = monotonic_ns() - start_ns;
+	uint64_t elapsed_ticks = read_tsc() - start_tsc;
+
+	return (uint64_t)((double)elapsed_ticks * 1000.0 * microseconds /
+			  elapsed_ns);
+}
+
+static void map_counters(void)
+{
+	int file = -1, flags = MAP_PRIVATE | MAP_ANONYMOUS;
+
+	if (counters_file) {
+		file = open(counters_file, O_RDWR | O_CREAT | O_CLOEXEC, 0600);
+		if (file < 0 || ftruncate(file, PAGE_BYTES))
+			die(counters_file);
+		flags = MAP_SHARED;
+	}
+	counters =
+		mmap(NULL, PAGE_BYTES, PROT_READ | PROT_WRITE, flags, file, 0);
+	if (counters == MAP_FAILED)
+		die("mmap of the counter page");
+	/* The host holds on to the physical address: the page must stay where it is. */
+	if (!counters_file && (madvise(counters, PAGE_BYTES, MADV_NOHUGEPAGE) ||
+			       mlock(counters, PAGE_BYTES)))
+		die("pinning the counter page");
+	counters->threads = options.threads;
+	counters->magic = COUNTER_MAGIC;
+}
+
+static uint64_t physical_address(const void *address)
+{
+	uint64_t entry, index = (uintptr_t)address / PAGE_BYTES;
+	int pagemap = open("/proc/self/pagemap", O_RDONLY | O_CLOEXEC);
+
+	if (pagemap < 0 || pread(pagemap, &entry, sizeof(entry),
+				 index * sizeof(entry)) != sizeof(entry))
+		die("/proc/self/pagemap");
+	close(pagemap);
+	if (!(entry & PAGEMAP_PRESENT) || !(entry & PAGEMAP_FRAME_MASK))
+		usage("the counter page has no physical address",
+		      "run as root");
+	return (entry & PAGEMAP_FRAME_MASK) * PAGE_BYTES;
+}
+
+static void *thread_main(void *argument)
+{
+	uintptr_t thread = (uintptr_t)argument;
+
+	chosen->body(thread, &counters->slots[thread].operations);
+	return NULL;
+}
+
+static void run_threads(void)
+{
+	pthread_t threads[COUNTER_SLOTS];
+
+	for (uintptr_t i = 0; i < options.threads; i++) {
+		errno = pthread_create(&threads[i], NULL, thread_main,
+				       (void *)i);
+		if (errno)
+			die("pthread_create");
+	}
+	for (unsigned int i = 0; i < options.threads; i++)
+		pthread_join(threads[i], NULL);
+}
+
+int main(int argc, char **argv)
+{
+	if (argc < 2)
+		usage("usage", "workload NAME [OPTION=VALUE]...");
+	chosen = workload_named(argv[1]);
+	options.threads = cpus_of_this_process();
+	for (int i = 2; i < argc; i++)
+		parse_option(argv[i]);
+	if (options.threads < 1 || options.threads > COUNTER_SLOTS)
+		usage("threads must be 1 to 63", argv[1]);
+	options.pause_window_ticks = tsc_ticks(pause_window_us);
+	map_counters();
+	if (chosen->prepare)
+		chosen->prepare();
+	/* The one line the host waits for; lab/src/inside/booted.rs parses it. */
+	printf("counting at %#llx\n",
+	       counters_file ? 0ULL
+			     : (unsigned long long)physical_address(counters));
+	fflush(stdout);
+	run_threads();
+	return 0;
+}

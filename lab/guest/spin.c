@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * A fair ticket lock in user space: a tenth of an operation's work is done inside the lock, the rest outside.
+ * The lock goes to its waiters in their order, so both a preempted holder and a preempted next-in-line make
+ * everyone else spin.
+ */
+#include "workload.h"
+
+static struct {
+	_Atomic uint64_t next_ticket __attribute__((aligned(64)));
+	_Atomic uint64_t now_serving __attribute__((aligned(64)));
+} lock;
+
+static void take_lock(void)
+{
+	uint64_t ticket = atomic_fetch_add_explicit(&lock.next_ticket, 1,
+						    memory_order_relaxed);
+	struct spin_wait wait;
+
+	spin_wait_start(&wait);
+	while (atomic_load_explicit(&lock.now_serving, memory_order_acquire) !=
+	       ticket)
+		spin_wait_round(&wait);
+}
+
+static void release_lock(void)
+{
+	atomic_fetch_add_explicit(&lock.now_serving, 1, memory_order_release);
+}
+
+void spin_body(unsigned int thread, _Atomic uint64_t *operations)
+{
+	uint64_t inside = options.work / 10;
+
+	(void)thread;
+	for (;;) {
+		take_lock();
+		work(inside);
+		release_lock();
+		work(options.work - inside);
+		count_operation(operations);
+	}
+}

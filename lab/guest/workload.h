@@ -1,0 +1,100 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What the workloads of booted guests share: their options, the page in which they count, work of a known
+ * length and a spin loop that a KVM host sees as it sees one on hardware.
+ *
+ * Not here: how the host reads the counters (lab/src/inside/booted.rs) and what the figures mean.
+ */
+#ifndef COHORT_WORKLOAD_H
+#define COHORT_WORKLOAD_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stdint.h>
+
+/* "COHORTOP" in memory order; lab/src/guest.rs has the same layout. */
+#define COUNTER_MAGIC 0x504f54524f484f43ULL
+#define COUNTER_SLOTS 63
+
+/* One cache line per thread, so that counting is no communication between vCPUs. */
+struct counter_slot {
+	_Atomic uint64_t operations;
+	uint8_t padding[56];
+};
+
+/* Exactly one page: the host finds it by its guest-physical address. */
+struct counter_page {
+	uint64_t magic;
+	uint64_t threads;
+	uint8_t padding[48];
+	struct counter_slot slots[COUNTER_SLOTS];
+};
+
+struct options {
+	/* Number of threads; one per vCPU unless told otherwise. */
+	unsigned int threads;
+	/* Iterations of an empty volatile loop per operation. */
+	uint64_t work;
+	/* Time of plain loads between two PAUSE instructions of a spin loop, in TSC ticks. */
+	uint64_t pause_window_ticks;
+	/* Barrier only: wait in the kernel (futex) instead of spinning. */
+	bool sleeping;
+};
+
+extern struct options options;
+
+/* A thread's endless body; @thread counts from 0, @operations is its slot. */
+typedef void workload_body(unsigned int thread, _Atomic uint64_t *operations);
+
+workload_body tlb_body, spin_body, pipe_body, barrier_body, busy_body;
+
+/* Opens the pipes of all pairs; called before any thread runs. */
+void pipe_prepare(void);
+
+/* Ends the guest (and with it the test) with a sentence on the console. */
+void die(const char *what) __attribute__((noreturn));
+
+/* Only its own thread writes a slot, so counting needs no locked instruction. */
+static inline void count_operation(_Atomic uint64_t *operations)
+{
+	uint64_t count = atomic_load_explicit(operations, memory_order_relaxed);
+
+	atomic_store_explicit(operations, count + 1, memory_order_relaxed);
+}
+
+static inline void work(uint64_t iterations)
+{
+	for (volatile uint64_t i = 0; i < iterations; i++)
+		;
+}
+
+static inline uint64_t read_tsc(void)
+{
+	return __builtin_ia32_rdtsc();
+}
+
+/*
+ * Hardware leaves the guest after a *window* of PAUSEs, emulation at each single one. Spinning with plain
+ * loads and one PAUSE per window makes both look alike to KVM. The TSC is read only every 64 rounds because
+ * reading it takes a lock in the emulator.
+ */
+struct spin_wait {
+	uint64_t pause_at;
+	unsigned int rounds;
+};
+
+static inline void spin_wait_start(struct spin_wait *wait)
+{
+	wait->pause_at = read_tsc() + options.pause_window_ticks;
+	wait->rounds = 0;
+}
+
+static inline void spin_wait_round(struct spin_wait *wait)
+{
+	if (++wait->rounds % 64 || read_tsc() < wait->pause_at)
+		return;
+	__builtin_ia32_pause();
+	wait->pause_at = read_tsc() + options.pause_window_ticks;
+}
+
+#endif

@@ -1,0 +1,260 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! What a booted guest consists of: the initrd with its workloads, and the layout of the page in which they
+//! count. Not here: starting guests and reading their counters (`inside::booted`).
+use std::fs::{self, File};
+use std::io::{self, Write};
+use std::path::Path;
+
+use anyhow::{Context, Result};
+use cpio::newc::{self, Builder};
+
+/// The static program with all workloads, built from `lab/guest/*.c`.
+pub const WORKLOAD_PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/workload"));
+const INIT_SCRIPT: &[u8] = include_bytes!("../guest/init");
+
+/// "COHORTOP": the first word of a counter page; `COUNTER_MAGIC` in `lab/guest/workload.h`.
+pub const COUNTER_MAGIC: u64 = 0x504f_5452_4f48_4f43;
+/// Size of the counter page in bytes.
+pub const COUNTER_PAGE_BYTES: usize = 4096;
+/// Distance of two threads' counters in the page, and the place of the first, in bytes.
+pub const COUNTER_SLOT_BYTES: usize = 64;
+/// Number of threads that a counter page has room for.
+pub const COUNTER_SLOTS: usize = COUNTER_PAGE_BYTES / COUNTER_SLOT_BYTES - 1;
+
+const DIRECTORY: u32 = 0o040_755;
+const PROGRAM: u32 = 0o100_755;
+const CHARACTER_DEVICE: u32 = 0o020_600;
+
+/// Writes the guests' initrd (an uncompressed cpio archive) to `initrd`. `busybox` is a statically linked
+/// busybox. The file appears complete or not at all.
+///
+/// # Errors
+/// When `busybox` cannot be read or `initrd` cannot be written.
+pub fn build_initrd(busybox: &Path, initrd: &Path) -> Result<()> {
+    let busybox_program = fs::read(busybox).with_context(|| {
+        format!(
+            "The static busybox {} for guests cannot be read",
+            busybox.display()
+        )
+    })?;
+    let unfinished = initrd.with_extension(format!("partial.{}", std::process::id()));
+    write_archive(&unfinished, &busybox_program)
+        .and_then(|()| fs::rename(&unfinished, initrd))
+        .inspect_err(|_| {
+            // The first error is the one to report; what is left of the file may not even exist.
+            let _ = fs::remove_file(&unfinished);
+        })
+        .with_context(|| format!("The guests' initrd {} cannot be written", initrd.display()))
+}
+
+fn write_archive(path: &Path, busybox: &[u8]) -> io::Result<()> {
+    let mut archive = File::create(path)?;
+    for directory in ["bin", "dev", "proc", "sys", "tmp"] {
+        add_entry(&mut archive, Builder::new(directory).mode(DIRECTORY), &[])?;
+    }
+    // The kernel opens /dev/console for init before init can mount anything.
+    add_entry(
+        &mut archive,
+        Builder::new("dev/console")
+            .mode(CHARACTER_DEVICE)
+            .rdev_major(5)
+            .rdev_minor(1),
+        &[],
+    )?;
+    add_entry(
+        &mut archive,
+        Builder::new("bin/busybox").mode(PROGRAM),
+        busybox,
+    )?;
+    add_entry(
+        &mut archive,
+        Builder::new("bin/workload").mode(PROGRAM),
+        WORKLOAD_PROGRAM,
+    )?;
+    add_entry(
+        &mut archive,
+        Builder::new("init").mode(PROGRAM),
+        INIT_SCRIPT,
+    )?;
+    newc::trailer(&mut archive)?;
+    archive.sync_all()
+}
+
+fn add_entry(archive: &mut File, entry: Builder, content: &[u8]) -> io::Result<()> {
+    let size = u32::try_from(content.len()).map_err(io::Error::other)?;
+    let mut writer = entry.write(archive, size);
+    writer.write_all(content)?;
+    writer.finish()?;
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::{Child, Command, Stdio};
+    use std::thread::sleep;
+    use std::time::{Duration, Instant};
+
+    use super::*;
+
+    /// A workload that runs on this machine and counts in a file; killed when dropped.
+    struct NativeWorkload {
+        process: Child,
+        directory: tempfile::TempDir,
+    }
+
+    impl NativeWorkload {
+        fn start(options: &[&str]) -> Self {
+            let directory = tempfile::tempdir().unwrap();
+            let program = directory.path().join("workload");
+            fs::write(&program, WORKLOAD_PROGRAM).unwrap();
+            // By way of a shell: another test's fork may hold the fresh file open for writing, and executing
+            // it would fail with ETXTBSY; ld.so is no way either, the program is static.
+            let command = format!(
+                "chmod +x {0} && exec {0} {1} work=10000 counters_file={0}.counters",
+                program.display(),
+                options.join(" ")
+            );
+            let process = Command::new("sh")
+                .args(["-c", &command])
+                .stdout(Stdio::null())
+                .spawn()
+                .unwrap();
+            Self { process, directory }
+        }
+
+        fn word(&self, offset: usize) -> Option<u64> {
+            let page = fs::read(self.directory.path().join("workload.counters")).ok()?;
+            Some(u64::from_le_bytes(
+                page.get(offset..offset + 8)?.try_into().ok()?,
+            ))
+        }
+    }
+
+    impl Drop for NativeWorkload {
+        fn drop(&mut self) {
+            self.process.kill().unwrap();
+            self.process.wait().unwrap();
+        }
+    }
+
+    fn within_ten_seconds(condition: impl Fn() -> bool) -> bool {
+        let start = Instant::now();
+        while !condition() {
+            if start.elapsed() > Duration::from_secs(10) {
+                return false;
+            }
+            sleep(Duration::from_millis(10));
+        }
+        true
+    }
+
+    #[test]
+    fn every_thread_of_every_workload_counts_in_its_own_slot() {
+        for options in [
+            &["tlb"][..],
+            &["spin"],
+            &["pipe"],
+            &["barrier"],
+            &["barrier", "policy=sleep"],
+            &["busy"],
+        ] {
+            let workload = NativeWorkload::start(&[options, &["threads=3"]].concat());
+            for slot in 1..=3 {
+                assert!(
+                    within_ten_seconds(|| workload.word(slot * COUNTER_SLOT_BYTES) > Some(10)),
+                    "{options:?}: thread {slot} of 3 does not count"
+                );
+            }
+            assert_eq!(workload.word(0), Some(COUNTER_MAGIC));
+            assert_eq!(workload.word(8), Some(3));
+            assert_eq!(workload.word(4 * COUNTER_SLOT_BYTES), Some(0));
+        }
+    }
+
+    #[test]
+    fn a_spinning_barrier_keeps_its_threads_together() {
+        let workload = NativeWorkload::start(&["barrier", "threads=2"]);
+        assert!(within_ten_seconds(
+            || workload.word(COUNTER_SLOT_BYTES) > Some(1000)
+        ));
+        let page = fs::read(workload.directory.path().join("workload.counters")).unwrap();
+        let count = |slot: usize| {
+            let offset = slot * COUNTER_SLOT_BYTES;
+            u64::from_le_bytes(page[offset..offset + 8].try_into().unwrap())
+        };
+        // The two words are not read at the same instant, so a few rounds may pass between them.
+        assert!(
+            count(1).abs_diff(count(2)) <= 100,
+            "{} and {} meetings",
+            count(1),
+            count(2)
+        );
+    }
+
+    #[test]
+    fn an_unknown_option_ends_the_workload_with_a_sentence() {
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("workload");
+        fs::write(&program, WORKLOAD_PROGRAM).unwrap();
+        let script = format!("chmod +x {0} && exec {0} spin wrk=1", program.display());
+        let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+        assert_eq!(output.status.code(), Some(2));
+        assert!(
+            String::from_utf8(output.stderr)
+                .unwrap()
+                .contains("unknown option or value: wrk")
+        );
+    }
+
+    #[test]
+    fn the_initrd_holds_init_busybox_and_the_workloads() {
+        let directory = tempfile::tempdir().unwrap();
+        let busybox = directory.path().join("busybox");
+        fs::write(&busybox, b"not really").unwrap();
+        let initrd = directory.path().join("initrd");
+        build_initrd(&busybox, &initrd).unwrap();
+
+        let mut names = Vec::new();
+        let mut archive = File::open(&initrd).unwrap();
+        loop {
+            let reader = newc::Reader::new(archive).unwrap();
+            if reader.entry().is_trailer() {
+                break;
+            }
+            names.push(reader.entry().name().to_owned());
+            archive = reader.finish().unwrap();
+        }
+        assert_eq!(
+            names,
+            [
+                "bin",
+                "dev",
+                "proc",
+                "sys",
+                "tmp",
+                "dev/console",
+                "bin/busybox",
+                "bin/workload",
+                "init"
+            ]
+        );
+        assert_eq!(
+            fs::read_dir(directory.path()).unwrap().count(),
+            2,
+            "a partial file is left behind"
+        );
+    }
+
+    #[test]
+    fn a_missing_busybox_is_an_error_that_names_it() {
+        let error = build_initrd(
+            Path::new("/nonexistent/busybox"),
+            Path::new("/nonexistent/initrd"),
+        )
+        .unwrap_err();
+        assert!(
+            error.to_string().contains("/nonexistent/busybox"),
+            "{error}"
+        );
+    }
+}

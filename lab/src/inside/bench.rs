@@ -1,0 +1,266 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! One benchmark case: some VMs with the same workload, windows under the stock scheduler and others in turn, one
+//! VM alone as the reference. Not for single windows (`windows`) or their printing (`report`).
+use std::path::Path;
+use std::str::FromStr;
+use std::time::Duration;
+
+use anyhow::{Context, Result, anyhow, bail, ensure};
+
+use super::booted::{BootedGuest, GuestSpec, Workload, start_all};
+use super::info::LabInfo;
+use super::report::{CaseResult, summarize};
+use super::scheduler::Scheduler;
+use super::windows::{Timing, Window, arm_names, run_alone, run_rounds};
+
+/// Where results accumulate; copied out of L1 at its end.
+pub const RESULTS_PATH: &str = "/out/results.jsonl";
+/// A guest is up after 1.4 s of lab time at a dilation of 20; at 1, three at a time need most of a minute.
+const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
+const ALONE_WINDOWS: usize = 2;
+
+/// A case: a workload and a number of VMs.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Case {
+    /// tlb, spin, pipe, barrier or busy.
+    pub workload: String,
+    /// Number of VMs.
+    pub vms: u32,
+}
+
+impl Case {
+    /// The least median ratio to the stock scheduler that Cohort must reach; barrier is reported only.
+    pub fn floor(&self) -> Option<f64> {
+        match self.workload.as_str() {
+            "busy" => Some(0.99),
+            "pipe" => Some(0.97),
+            "spin" | "tlb" => Some(1.0),
+            _ => None,
+        }
+    }
+}
+
+impl FromStr for Case {
+    type Err = anyhow::Error;
+
+    fn from_str(name: &str) -> Result<Self> {
+        let digits = name.trim_start_matches(|letter: char| letter.is_ascii_lowercase());
+        let workload = &name[..name.len() - digits.len()];
+        ensure!(
+            ["tlb", "spin", "pipe", "barrier", "busy"].contains(&workload),
+            "\"{name}\" is no case: it must start with tlb, spin, pipe, barrier or busy, as in \"spin2\""
+        );
+        let vms = digits.parse().map_err(|_| {
+            anyhow!("\"{name}\" is no case: after {workload} comes a number of VMs")
+        })?;
+        ensure!(
+            (1..=8).contains(&vms),
+            "\"{name}\" asks for {vms} VMs; possible are 1 to 8"
+        );
+        Ok(Self {
+            workload: workload.into(),
+            vms,
+        })
+    }
+}
+
+impl std::fmt::Display for Case {
+    fn fmt(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(formatter, "{}{}", self.workload, self.vms)
+    }
+}
+
+/// How to run a case.
+#[derive(Clone, Debug, clap::Args)]
+pub struct Options {
+    /// Pairs of windows; fewer than six give less than 95 % confidence
+    #[arg(long, default_value_t = 8)]
+    pub pairs: usize,
+    /// Length of a window in ms of lab time
+    #[arg(long, default_value_t = 1000)]
+    pub window_ms: u64,
+    /// From a scheduler's start to its window, in ms of lab time
+    #[arg(long, default_value_t = 200)]
+    pub settle_ms: u64,
+    /// vCPUs of each VM
+    #[arg(long, default_value_t = 2)]
+    pub vcpus: u32,
+    /// Iterations of an empty loop per operation; about 100 us of lab time when not given
+    #[arg(long)]
+    pub work: Option<u64>,
+    /// Lab us of plain loads between two PAUSEs of a spinning workload
+    #[arg(long, default_value_t = 20)]
+    pub pause_window_us: u64,
+    /// Let threads wait asleep at the barrier
+    #[arg(long)]
+    pub sleeping: bool,
+    /// Offer guests KVM's paravirtual spin locks, TLB flushes, IPIs and yields
+    #[arg(long)]
+    pub paravirtual: bool,
+    /// Compare stock with this: "cohort", "cohort OPTIONS…", "stock" (to see the noise) or any command line; may be
+    /// repeated
+    #[arg(long = "scheduler", value_name = "COMMAND", default_value = "cohort")]
+    pub schedulers: Vec<String>,
+}
+
+impl Options {
+    /// Lengths of windows.
+    pub fn timing(&self) -> Timing {
+        Timing {
+            window: Duration::from_millis(self.window_ms),
+            settle: Duration::from_millis(self.settle_ms),
+        }
+    }
+
+    /// The stock scheduler and those that are compared with it.
+    ///
+    /// # Errors
+    /// When a command is empty.
+    pub fn schedulers(&self) -> Result<Vec<Scheduler>> {
+        let mut schedulers = vec![Scheduler::Stock];
+        for command in &self.schedulers {
+            schedulers.push(parse_scheduler(command)?);
+        }
+        Ok(schedulers)
+    }
+
+    fn guests(&self, case: &Case, lab: &LabInfo) -> Vec<GuestSpec> {
+        let defaults = Workload::new(&case.workload, lab);
+        let workload = Workload {
+            work: self.work.unwrap_or(defaults.work),
+            pause_window_us: self.pause_window_us,
+            sleeping: self.sleeping,
+            ..defaults
+        };
+        (1..=case.vms)
+            .map(|number| GuestSpec {
+                paravirtual: self.paravirtual,
+                ..GuestSpec::new(&format!("vm{number}"), self.vcpus, workload.clone())
+            })
+            .collect()
+    }
+}
+
+fn parse_scheduler(command: &str) -> Result<Scheduler> {
+    let words: Vec<&str> = command.split_whitespace().collect();
+    match words.split_first() {
+        None => bail!("--scheduler needs a command"),
+        Some((&"stock", [])) => Ok(Scheduler::Stock),
+        Some((&"cohort", options)) => Ok(Scheduler::cohort(options)),
+        Some(_) => Scheduler::other(
+            &words
+                .iter()
+                .map(|word| (*word).to_owned())
+                .collect::<Vec<_>>(),
+        ),
+    }
+}
+
+/// Runs one case, prints each window as it is done and the table, and appends the result to [`RESULTS_PATH`].
+///
+/// # Errors
+/// When anything failed while measuring, or Cohort is below the case's floor.
+pub fn run(lab: &LabInfo, case: &Case, options: &Options) -> Result<()> {
+    let schedulers = options.schedulers()?;
+    let names = arm_names(&schedulers);
+    let specs = options.guests(case, lab);
+    println!("{case}: {} guests are booting", specs.len());
+    let mut guests = start_all(lab, specs.clone(), BOOT_TIMEOUT)?;
+    let alone = measure_alone(&mut guests, options.timing())?;
+    let windows = run_rounds(
+        &mut guests,
+        &schedulers,
+        options.timing(),
+        options.pairs,
+        print_window,
+    )
+    .with_context(|| format!("Case {case} failed"))?;
+    let result = CaseResult {
+        case: case.to_string(),
+        lab: lab.clone(),
+        guests: specs,
+        timing: options.timing(),
+        alone,
+        schedulers: summarize(&windows, &names)?,
+        windows,
+        floor: case.floor(),
+    };
+    result.append_to(Path::new(RESULTS_PATH))?;
+    println!("\n{}", result.table());
+    result.check_floor()
+}
+
+fn measure_alone(guests: &mut [BootedGuest], timing: Timing) -> Result<Vec<Window>> {
+    let alone = run_alone(guests, 0, timing, ALONE_WINDOWS)?;
+    for window in &alone {
+        println!(
+            "{:<16} {:>8.0} operations/s",
+            "one VM alone",
+            window.operations_per_s()
+        );
+    }
+    Ok(alone)
+}
+
+/// Prints a window on one line.
+pub fn print_window(window: &Window) {
+    let shares: Vec<String> = window
+        .cpu_shares()
+        .iter()
+        .map(|share| format!("{:.1} %", share * 100.0))
+        .collect();
+    println!(
+        "pair {:<2} {:<8} {:>8.0} operations/s; CPU of each VM: {}",
+        window.round + 1,
+        window.scheduler,
+        window.operations_per_s(),
+        shares.join(" ")
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases_are_a_workload_and_a_number() {
+        let case: Case = "barrier3".parse().unwrap();
+        assert_eq!(
+            case,
+            Case {
+                workload: "barrier".into(),
+                vms: 3
+            }
+        );
+        assert_eq!(case.to_string(), "barrier3");
+        for wrong in [
+            "spin", "spin0", "spin9", "spinx", "2", "", "fork2", "spin2x",
+        ] {
+            assert!(wrong.parse::<Case>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn floors_are_those_that_were_promised() {
+        let floor = |name: &str| name.parse::<Case>().unwrap().floor();
+        assert_eq!(floor("busy2"), Some(0.99));
+        assert_eq!(floor("pipe3"), Some(0.97));
+        assert_eq!(floor("spin2"), Some(1.0));
+        assert_eq!(floor("tlb3"), Some(1.0));
+        assert_eq!(floor("barrier2"), None);
+    }
+
+    #[test]
+    fn schedulers_come_from_their_command_line() {
+        assert_eq!(parse_scheduler("stock").unwrap(), Scheduler::Stock);
+        assert_eq!(
+            parse_scheduler("cohort --stats 1").unwrap(),
+            Scheduler::cohort(&["--stats", "1"])
+        );
+        assert_eq!(
+            parse_scheduler("scx_simple -f").unwrap().name(),
+            "scx_simple"
+        );
+        assert!(parse_scheduler(" ").is_err());
+    }
+}

@@ -1,0 +1,98 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! `lab inside …`: the commands that run in L1. Not for the user's machine.
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Result;
+use clap::Subcommand;
+
+use super::bench::{self, Case, Options};
+use super::info::LabInfo;
+use super::scheduler::Scheduler;
+use super::{calibrate, demo, process, report};
+
+/// Commands inside the lab.
+#[derive(Debug, Subcommand)]
+pub enum Command {
+    /// Check that one VM alone gains at least 1.5 times from its second CPU
+    Calibrate {
+        /// tlb, spin, pipe, barrier, busy
+        #[arg(required = true)]
+        workloads: Vec<String>,
+        /// How to measure
+        #[command(flatten)]
+        options: Options,
+    },
+    /// Measure cases such as "spin2" (ticket lock, two VMs) and append them to /out/results.jsonl
+    Bench {
+        /// A workload and the number of VMs: tlb2, spin3, pipe2, barrier2, busy3, …
+        #[arg(required = true)]
+        cases: Vec<Case>,
+        /// How to measure
+        #[command(flatten)]
+        options: Options,
+    },
+    /// Show two VMs in a ticket lock under the stock scheduler and under Cohort, in turn
+    Demo {
+        /// Compare the stock scheduler with itself instead of Cohort, to see what noise does
+        #[arg(long)]
+        stock_only: bool,
+    },
+    /// Print the tables of a file of results (works anywhere)
+    Report {
+        /// A results.jsonl
+        results: PathBuf,
+    },
+}
+
+/// Runs a command; an error is printed and ends in exit code 1.
+pub fn run_and_report(command: &Command) -> ExitCode {
+    match run(command) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            eprintln!("lab inside: {error:#}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Runs a command.
+///
+/// # Errors
+/// What the command returns, with a sentence for the user.
+pub fn run(command: &Command) -> Result<()> {
+    match command {
+        Command::Calibrate { workloads, options } => {
+            calibrate::run(&enter_lab()?, workloads, options)
+        }
+        Command::Bench { cases, options } => {
+            let lab = enter_lab()?;
+            cases
+                .iter()
+                .try_for_each(|case| bench::run(&lab, case, options))
+        }
+        Command::Demo { stock_only } => demo::run(
+            &enter_lab()?,
+            if *stock_only {
+                Scheduler::Stock
+            } else {
+                Scheduler::cohort(&[])
+            },
+        ),
+        Command::Report { results } => {
+            for result in report::read_results(results)? {
+                println!("{}", result.table());
+            }
+            Ok(())
+        }
+    }
+}
+
+/// Reads what the lab is and keeps this process off the guests' CPUs.
+fn enter_lab() -> Result<LabInfo> {
+    let lab = LabInfo::read()?;
+    if !lab.housekeeping_cpus.is_empty() {
+        process::stay_on(&lab.housekeeping_cpus)?;
+    }
+    Ok(lab)
+}

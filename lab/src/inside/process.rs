@@ -1,0 +1,165 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Starting processes that cannot outlive the harness and run where they belong. Not for waiting on them.
+use std::io;
+use std::os::unix::process::CommandExt;
+use std::process::{Child, Command};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::Signal;
+use nix::unistd::Pid;
+
+use super::cgroup::Cgroup;
+
+/// How often conditions are looked at while waiting.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Keeps this thread, and those it starts, on `cpus`.
+///
+/// # Errors
+/// When no CPU of `cpus` exists.
+pub fn stay_on(cpus: &[u32]) -> Result<()> {
+    sched_setaffinity(Pid::from_raw(0), &cpu_set(cpus)?)
+        .with_context(|| format!("The harness cannot be moved to CPUs {cpus:?}"))
+}
+
+/// Starts `command` confined as [`confine`] says.
+///
+/// # Errors
+/// When the process cannot be started, with the program's name.
+pub fn start(mut command: Command, cpus: &[u32], cgroup: Option<&Cgroup>) -> Result<Child> {
+    confine(&mut command, cpus, cgroup)?;
+    command.spawn().with_context(|| {
+        format!(
+            "{} cannot be started",
+            command.get_program().to_string_lossy()
+        )
+    })
+}
+
+/// Lets `command`, when it is started, die with the *thread* that starts it (that is what the kernel offers): start
+/// long-lived processes from a thread that outlives them. The process may run on `cpus`, or wherever the kernel lets
+/// it when there are none, and is a member of `cgroup` before its program starts.
+///
+/// # Errors
+/// When `cpus` do not exist or the cgroup is gone.
+pub fn confine(command: &mut Command, cpus: &[u32], cgroup: Option<&Cgroup>) -> Result<()> {
+    let affinity = if cpus.is_empty() {
+        every_cpu()?
+    } else {
+        cpu_set(cpus)?
+    };
+    let members = cgroup.map(Cgroup::open_members).transpose()?;
+    let prepare = move || -> io::Result<()> {
+        set_pdeathsig(Signal::SIGKILL)?;
+        if let Some(members) = &members {
+            // "0" is the writer itself.
+            nix::unistd::write(members, b"0")?;
+        }
+        sched_setaffinity(Pid::from_raw(0), &affinity)?;
+        Ok(())
+    };
+    // SAFETY: the closure runs between fork and exec and makes system calls only: no allocation, no lock.
+    unsafe { command.pre_exec(prepare) };
+    Ok(())
+}
+
+fn cpu_set(cpus: &[u32]) -> Result<CpuSet> {
+    let mut set = CpuSet::new();
+    for &cpu in cpus {
+        set.set(cpu as usize)
+            .with_context(|| format!("CPU {cpu} is more than a CPU set holds"))?;
+    }
+    Ok(set)
+}
+
+fn every_cpu() -> Result<CpuSet> {
+    // CPUs that do not exist are ignored by the kernel.
+    cpu_set(&(0..CpuSet::count() as u32).collect::<Vec<_>>())
+}
+
+/// Waits until `done` returns a value; `what` completes the sentence "… did not happen within …".
+///
+/// # Errors
+/// What `done` returns, or a sentence when `timeout` is over.
+pub fn wait_for<T>(
+    what: &str,
+    timeout: Duration,
+    mut done: impl FnMut() -> Result<Option<T>>,
+) -> Result<T> {
+    let start = Instant::now();
+    loop {
+        if let Some(value) = done()? {
+            return Ok(value);
+        }
+        if start.elapsed() > timeout {
+            bail!(
+                "{what} did not happen within {:.1} s of lab time",
+                timeout.as_secs_f64()
+            );
+        }
+        sleep(POLL_INTERVAL);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::process::Stdio;
+
+    use super::*;
+
+    #[test]
+    fn a_process_dies_with_the_thread_that_started_it() {
+        let mut child = std::thread::spawn(|| {
+            let mut command = Command::new("sleep");
+            command.arg("100").stdout(Stdio::null());
+            start(command, &[], None).unwrap()
+        })
+        .join()
+        .unwrap();
+        assert!(!child.wait().unwrap().success());
+    }
+
+    #[test]
+    fn a_missing_program_is_named() {
+        let error = start(Command::new("/nonexistent/program"), &[], None).unwrap_err();
+        assert!(
+            error.to_string().contains("/nonexistent/program"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn a_process_runs_on_its_cpus() {
+        let mut command = Command::new("grep");
+        command
+            .args(["Cpus_allowed_list", "/proc/self/status"])
+            .stdout(Stdio::piped());
+        let output = start(command, &[0], None)
+            .unwrap()
+            .wait_with_output()
+            .unwrap();
+        assert_eq!(
+            String::from_utf8(output.stdout).unwrap(),
+            "Cpus_allowed_list:\t0\n"
+        );
+    }
+
+    #[test]
+    fn waiting_ends_with_the_value_the_error_or_the_timeout() {
+        assert_eq!(
+            wait_for("x", Duration::from_secs(1), || Ok(Some(7))).unwrap(),
+            7
+        );
+        let error = wait_for::<()>("x", Duration::from_secs(1), || bail!("broken")).unwrap_err();
+        assert_eq!(error.to_string(), "broken");
+        let error = wait_for::<()>("The end", Duration::from_millis(10), || Ok(None)).unwrap_err();
+        assert!(
+            error.to_string().starts_with("The end did not happen"),
+            "{error}"
+        );
+    }
+}

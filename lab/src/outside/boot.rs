@@ -1,0 +1,587 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Boots L1, runs one command in it and brings back its output, its exit code and what it left in /out. Whatever ends
+//! the lab ends QEMU: the run's own files are in memory or in its folder. Not for what happens inside L1.
+
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader, Read, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::net::UnixStream;
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::thread::{self, JoinHandle};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use clap::Args;
+
+use super::cache::Cache;
+use super::console;
+use super::image::Image;
+use super::initrd::Payload;
+use super::kernel::{Kernel, Kernels};
+use super::qemu::{Accelerator, Descriptors, Machine, Topology};
+use super::tool::{self, Interrupted, io_sentence};
+use crate::inside::info::LabInfo;
+
+/// Exit code of `lab` when L1 failed: a panic, a complaint of its kernel, an early end.
+pub const EXIT_L1_FAILED: u8 = 123;
+/// Exit code of `lab` when the time was up, as timeout(1) has it.
+pub const EXIT_TIMEOUT: u8 = 124;
+/// Exit code of `lab` when the run could not start.
+pub const EXIT_NOT_STARTED: u8 = 125;
+/// Exit code of `lab` after SIGINT, SIGTERM or SIGHUP.
+pub const EXIT_INTERRUPTED: u8 = 130;
+
+/// How long L1 may take to start the command, undilated. Its timers are few, so the same does for slowed time.
+const BOOT_LIMIT: Duration = Duration::from_secs(120);
+
+/// How long L1 has to hand over /out after it was told to stop, besides one second of its own time.
+const STOP_LIMIT: Duration = Duration::from_secs(15);
+
+/// What each run leaves in its folder.
+const LOGS: [&str; 3] = ["console.log", "qemu.log", "dmesg"];
+
+/// How often signals and deadlines are looked at.
+const TICK: Duration = Duration::from_millis(50);
+
+/// Options of `lab boot`.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Kernel to boot, as `lab kernels` lists them [default: the newest sound one]
+    #[arg(long, value_name = "RELEASE")]
+    kernel: Option<String>,
+    /// CPUs of L1, one of which is for housekeeping under emulation [default: 3 emulated, 2 with KVM]
+    #[arg(long)]
+    cpus: Option<u32>,
+    /// Memory of L1 in MiB
+    #[arg(long, default_value_t = 4096)]
+    memory_mib: u32,
+    /// Sockets of L1
+    #[arg(long)]
+    sockets: Option<u32>,
+    /// Dies per socket, each with its own last-level cache
+    #[arg(long)]
+    dies: Option<u32>,
+    /// Cores per die
+    #[arg(long)]
+    cores: Option<u32>,
+    /// Threads per core
+    #[arg(long)]
+    threads: Option<u32>,
+    /// How many times slower than ours L1's time runs; always 1 with KVM
+    #[arg(long, default_value_t = 1.0)]
+    dilation: f64,
+    /// Seconds of our time that the run may take
+    #[arg(long, default_value_t = 900)]
+    timeout_s: u64,
+    /// More kernel parameters for L1
+    #[arg(long, default_value = "", allow_hyphen_values = true)]
+    append: String,
+    /// Folder for what the run leaves [default: out/TIME-PID]
+    #[arg(long)]
+    out: Option<PathBuf>,
+    /// Command to run in L1, with its arguments
+    #[arg(last = true, required = true)]
+    command: Vec<String>,
+}
+
+/// How a run ended.
+#[derive(Debug, PartialEq, Eq)]
+enum Outcome {
+    /// The command ended with this code.
+    Exit(u8),
+    /// L1's kernel complained.
+    Complaint(String),
+    /// QEMU ended before the command did.
+    Died,
+    /// The command was not started in time.
+    NotBooted,
+    /// The time was up.
+    TimedOut,
+    /// The lab was told to stop.
+    Interrupted,
+}
+
+/// What the threads that read from L1 report.
+enum Event {
+    Control(String),
+    ControlClosed,
+    Complaint(String),
+}
+
+/// Boots L1 as the options say and returns the exit code for `lab`.
+pub fn boot(options: &Options) -> Result<u8> {
+    tool::catch_signals()?;
+    let accelerator = Accelerator::of_this_machine();
+    let dilation = effective_dilation(options.dilation, accelerator)?;
+    let default_cpus = if accelerator == Accelerator::Tcg {
+        3
+    } else {
+        2
+    };
+    let levels = [
+        options.sockets,
+        options.dies,
+        options.cores,
+        options.threads,
+    ];
+    let topology = Topology::new(options.cpus, default_cpus, levels)?;
+    let cache = Cache::open()?;
+    let kernels = Kernels::load(&cache, false)?;
+    let kernel = match &options.kernel {
+        Some(release) => kernels.of_release(release)?,
+        None => kernels.newest_sound()?,
+    };
+    let image = Image::ready(&cache)?;
+    let folder = RunFolder::create(options.out.as_deref())?;
+    let machine = Machine {
+        accelerator,
+        topology,
+        memory_mib: options.memory_mib,
+        dilation,
+        append: &options.append,
+    };
+    let description = describe(&machine, &kernel, &image)?;
+    let payload = Payload {
+        kernel: &kernel,
+        image: &image,
+        command: &options.command,
+        description: &description,
+        run_folder: &folder.path,
+    };
+    let initrd = payload.pack()?;
+    let limit = Duration::from_secs(options.timeout_s);
+    let run = Run::start(&machine, &image, &kernel, &initrd, &folder.path)?;
+    drop(initrd);
+    let outcome = run.supervise(limit, STOP_LIMIT + Duration::from_secs_f64(dilation));
+    run.end()?;
+    folder.conclude(&outcome, options.timeout_s)
+}
+
+fn effective_dilation(asked: f64, accelerator: Accelerator) -> Result<f64> {
+    ensure!(
+        asked.is_finite() && (1.0..=1000.0).contains(&asked),
+        "--dilation {asked} makes no sense: it is how many times slower L1's time runs, 1 to 1000."
+    );
+    Ok(if accelerator == Accelerator::Kvm {
+        1.0
+    } else {
+        asked
+    })
+}
+
+fn describe(machine: &Machine<'_>, kernel: &Kernel, image: &Image) -> Result<String> {
+    let cpus = machine.topology.cpus();
+    // QEMU loses virtualisation state of an emulated CPU 0 when other CPUs switch tasks (cpu_clear_ignne() in QEMU's
+    // target/i386/tcg/system/fpu_helper.c changes CPU 0's flags without a lock): guests stay off it.
+    let housekeeping = if machine.accelerator == Accelerator::Tcg {
+        1
+    } else {
+        0
+    };
+    let description = LabInfo {
+        accelerator: machine.accelerator.to_string(),
+        dilation: machine.dilation,
+        kernel: kernel.judged.candidate.release.clone(),
+        qemu: image.qemu_version.clone(),
+        cpus,
+        topology: machine.topology.to_string(),
+        housekeeping_cpus: (0..housekeeping).collect(),
+        guest_cpus: (housekeeping..cpus).collect(),
+    };
+    serde_json::to_string_pretty(&description).context("The lab cannot be described.")
+}
+
+/// The folder with all that a run leaves.
+struct RunFolder {
+    path: PathBuf,
+    was_asked_for: bool,
+}
+
+impl RunFolder {
+    fn create(asked: Option<&Path>) -> Result<Self> {
+        let name = || {
+            format!(
+                "{}-{}",
+                chrono::Utc::now().format("%Y%m%dT%H%M%S"),
+                std::process::id()
+            )
+        };
+        let path = asked.map_or_else(|| Path::new("out").join(name()), Path::to_path_buf);
+        fs::create_dir_all(&path).map_err(|error| {
+            io_sentence(
+                &format!("The folder {} cannot be created", path.display()),
+                &error,
+            )
+        })?;
+        Ok(Self {
+            path,
+            was_asked_for: asked.is_some(),
+        })
+    }
+
+    /// Says what happened and returns the exit code for `lab`.
+    fn conclude(&self, outcome: &Outcome, timeout_s: u64) -> Result<u8> {
+        let left = format!(
+            "Its console, dmesg and /out are in {}.",
+            self.path.display()
+        );
+        let code = match outcome {
+            Outcome::Exit(code) => {
+                if *code == 0 {
+                    self.remove_if_uneventful();
+                }
+                return Ok(*code);
+            }
+            Outcome::Complaint(line) => {
+                eprintln!("lab: L1's kernel complained: \"{line}\". {left}");
+                EXIT_L1_FAILED
+            }
+            Outcome::Died => {
+                eprintln!(
+                    "lab: QEMU of L1 ended before the command did; qemu.log may say why. {left}"
+                );
+                EXIT_L1_FAILED
+            }
+            Outcome::NotBooted => {
+                eprintln!(
+                    "lab: L1 did not boot within {} s. {left}",
+                    BOOT_LIMIT.as_secs()
+                );
+                EXIT_L1_FAILED
+            }
+            Outcome::TimedOut => {
+                eprintln!(
+                    "lab: the command did not end within {timeout_s} s (--timeout-s). {left}"
+                );
+                EXIT_TIMEOUT
+            }
+            Outcome::Interrupted => bail!(Interrupted),
+        };
+        Ok(code)
+    }
+
+    /// A folder that nobody asked for and that holds nothing but the logs of a run that went well would only pile up.
+    fn remove_if_uneventful(&self) {
+        let is_log = |name: &std::ffi::OsStr| LOGS.iter().any(|log| name == *log);
+        let only_logs = fs::read_dir(&self.path)
+            .is_ok_and(|entries| entries.flatten().all(|entry| is_log(&entry.file_name())));
+        if !self.was_asked_for && only_logs {
+            // What cannot be removed does no harm.
+            let _ = fs::remove_dir_all(&self.path);
+        }
+    }
+}
+
+/// A running L1 and the threads that read from it.
+struct Run {
+    qemu: Child,
+    events: Receiver<Event>,
+    to_control: UnixStream,
+    readers: Vec<JoinHandle<()>>,
+    unpack: Child,
+}
+
+impl Run {
+    fn start(
+        machine: &Machine<'_>,
+        image: &Image,
+        kernel: &Kernel,
+        initrd: &File,
+        folder: &Path,
+    ) -> Result<Self> {
+        let [console, stdout, control, out] = [
+            socket_pair()?,
+            socket_pair()?,
+            socket_pair()?,
+            socket_pair()?,
+        ];
+        let descriptors = Descriptors {
+            console: console.1.as_raw_fd(),
+            stdout: stdout.1.as_raw_fd(),
+            control: control.1.as_raw_fd(),
+            out: out.1.as_raw_fd(),
+            initrd: initrd.as_raw_fd(),
+        };
+        let console_log = create(&folder.join("console.log"))?;
+        let qemu_log = create(&folder.join("qemu.log"))?;
+        let mut command = machine.command(image, &kernel.vmlinuz, &descriptors);
+        command
+            .stdin(Stdio::null())
+            .stdout(qemu_log.try_clone()?)
+            .stderr(qemu_log);
+        inherit(&mut command, &descriptors);
+        tool::die_with_parent(&mut command, libc::SIGKILL);
+        let unpack = start_unpacking(out.0, folder)?;
+        let qemu = command
+            .spawn()
+            .context("QEMU of L1 could not be started.")?;
+        let (sender, events) = mpsc::channel();
+        let to_control = control
+            .0
+            .try_clone()
+            .context("The control port cannot be shared.")?;
+        let mut readers = forward_output(stdout.0);
+        readers.push(read_console(console.0, console_log, sender.clone()));
+        readers.push(read_control(control.0, sender));
+        Ok(Self {
+            qemu,
+            events,
+            to_control,
+            readers,
+            unpack,
+        })
+    }
+
+    /// Watches the run until it is decided how it ended.
+    fn supervise(&self, limit: Duration, stop_limit: Duration) -> Outcome {
+        let start = Instant::now();
+        let mut is_ready = false;
+        // Once set, L1 was told to stop: the reason is the outcome, what is awaited is /out.
+        let mut stopping: Option<(Outcome, Instant)> = None;
+        loop {
+            let reason = match self.events.recv_timeout(TICK) {
+                Ok(Event::Control(line)) if line == "ready" => {
+                    is_ready = true;
+                    None
+                }
+                Ok(Event::Control(line)) => {
+                    let exit = line
+                        .strip_prefix("exit ")
+                        .and_then(|code| code.parse().ok());
+                    return decided(stopping, exit.map_or(Outcome::Died, Outcome::Exit));
+                }
+                Ok(Event::ControlClosed) | Err(RecvTimeoutError::Disconnected) => {
+                    return self.died(stopping);
+                }
+                Ok(Event::Complaint(line)) => Some(Outcome::Complaint(line)),
+                Err(RecvTimeoutError::Timeout) => None,
+            };
+            if tool::interrupted() {
+                return Outcome::Interrupted;
+            }
+            let now = Instant::now();
+            let overdue = if now > start + limit {
+                Some(Outcome::TimedOut)
+            } else {
+                (!is_ready && now > start + BOOT_LIMIT).then_some(Outcome::NotBooted)
+            };
+            match &stopping {
+                Some((_, until)) if now > *until => return decided(stopping, Outcome::Died),
+                Some(_) => {}
+                None => {
+                    if let Some(reason) = reason.or(overdue) {
+                        self.tell_to_stop();
+                        stopping = Some((reason, now + stop_limit));
+                    }
+                }
+            }
+        }
+    }
+
+    /// QEMU is gone; a panic's line may still be on its way from the console's reader.
+    fn died(&self, stopping: Option<(Outcome, Instant)>) -> Outcome {
+        let late = self.events.iter().find_map(|event| match event {
+            Event::Complaint(line) => Some(Outcome::Complaint(line)),
+            _ => None,
+        });
+        decided(stopping, late.unwrap_or(Outcome::Died))
+    }
+
+    fn tell_to_stop(&self) {
+        // If L1 does not listen any more, the time to stop runs out.
+        let _ = (&self.to_control).write_all(b"stop\n");
+    }
+
+    /// Ends QEMU and waits until all that it had handed over is written.
+    fn end(mut self) -> Result<()> {
+        // An error means that it ended before.
+        let _ = self.qemu.kill();
+        self.qemu
+            .wait()
+            .context("QEMU of L1 could not be waited for.")?;
+        for reader in self.readers {
+            // A reader that panicked has printed why.
+            let _ = reader.join();
+        }
+        self.unpack.wait().context("tar could not be waited for.")?;
+        Ok(())
+    }
+}
+
+fn decided(stopping: Option<(Outcome, Instant)>, otherwise: Outcome) -> Outcome {
+    stopping.map_or(otherwise, |(reason, _)| reason)
+}
+
+/// Our end and QEMU's.
+fn socket_pair() -> Result<(UnixStream, UnixStream)> {
+    UnixStream::pair().context("No socket for QEMU of L1.")
+}
+
+fn create(path: &Path) -> Result<File> {
+    File::create(path)
+        .map_err(|error| io_sentence(&format!("{} cannot be created", path.display()), &error))
+}
+
+/// Keeps the descriptors open in the command, and only in it.
+fn inherit(command: &mut Command, descriptors: &Descriptors) {
+    let Descriptors {
+        console,
+        stdout,
+        control,
+        out,
+        initrd,
+    } = *descriptors;
+    // SAFETY: fcntl() is async-signal-safe and touches no memory.
+    unsafe {
+        command.pre_exec(move || {
+            for fd in [console, stdout, control, out, initrd] {
+                if libc::fcntl(fd, libc::F_SETFD, 0) != 0 {
+                    return Err(std::io::Error::last_os_error());
+                }
+            }
+            Ok(())
+        });
+    }
+}
+
+/// Unpacks /out as it arrives. tar ends when the socket does.
+fn start_unpacking(from: UnixStream, folder: &Path) -> Result<Child> {
+    let mut command = Command::new("tar");
+    command
+        .args(["--no-same-owner", "-xf", "-", "-C"])
+        .arg(folder);
+    command
+        .stdin(Stdio::from(std::os::fd::OwnedFd::from(from)))
+        .stdout(Stdio::null());
+    // Nothing arrives from a run that failed; its sentence is enough, tar's would add nothing.
+    command.stderr(Stdio::null());
+    tool::die_with_parent(&mut command, libc::SIGKILL);
+    command.spawn().context("tar could not be started.")
+}
+
+/// Copies the command's output to ours, as it comes. Two threads, because L1 spins with interrupts off while QEMU
+/// waits for us: a slow reader of our output must not stop L1.
+fn forward_output(mut from: UnixStream) -> Vec<JoinHandle<()>> {
+    let (sender, chunks) = mpsc::channel::<Vec<u8>>();
+    let reader = thread::spawn(move || {
+        let mut buffer = [0; 65536];
+        while let Ok(length @ 1..) = from.read(&mut buffer) {
+            // The writer is gone if nobody reads our output; L1 goes on.
+            let _ = sender.send(buffer[..length].to_vec());
+        }
+    });
+    let writer = thread::spawn(move || {
+        let mut stdout = std::io::stdout().lock();
+        for chunk in chunks {
+            if stdout
+                .write_all(&chunk)
+                .and_then(|()| stdout.flush())
+                .is_err()
+            {
+                return;
+            }
+        }
+    });
+    vec![reader, writer]
+}
+
+/// Writes the console to its file and reports the kernel's complaints.
+fn read_console(from: UnixStream, mut log: File, sender: Sender<Event>) -> JoinHandle<()> {
+    thread::spawn(move || {
+        let mut lines = BufReader::new(from);
+        let mut line = Vec::new();
+        while let Ok(1..) = lines.read_until(b'\n', &mut line) {
+            if let Err(error) = log.write_all(&line) {
+                eprintln!(
+                    "lab: {}",
+                    io_sentence("The console cannot be recorded", &error)
+                );
+            }
+            if let Some(complaint) = console::complaint(&String::from_utf8_lossy(&line)) {
+                // Nobody listens any more once the outcome is decided.
+                let _ = sender.send(Event::Complaint(complaint.to_string()));
+            }
+            line.clear();
+        }
+    })
+}
+
+fn read_control(from: UnixStream, sender: Sender<Event>) -> JoinHandle<()> {
+    thread::spawn(move || {
+        for line in BufReader::new(from).lines().map_while(Result::ok) {
+            let _ = sender.send(Event::Control(line.trim().to_string()));
+        }
+        let _ = sender.send(Event::ControlClosed);
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn time_is_not_slowed_on_kvm_nor_turned_around() {
+        assert_eq!(effective_dilation(20.0, Accelerator::Tcg).unwrap(), 20.0);
+        assert_eq!(effective_dilation(20.0, Accelerator::Kvm).unwrap(), 1.0);
+        for nonsense in [0.0, 0.5, -1.0, f64::NAN, f64::INFINITY] {
+            assert!(
+                effective_dilation(nonsense, Accelerator::Tcg).is_err(),
+                "{nonsense}"
+            );
+        }
+    }
+
+    #[test]
+    fn a_complaint_outlives_the_exit_code_that_follows_it() {
+        let stopping = Some((Outcome::Complaint("BUG".into()), Instant::now()));
+        assert_eq!(
+            decided(stopping, Outcome::Exit(0)),
+            Outcome::Complaint("BUG".into())
+        );
+        assert_eq!(decided(None, Outcome::Exit(3)), Outcome::Exit(3));
+    }
+
+    #[test]
+    fn only_folders_with_something_in_them_are_kept_after_success() {
+        let parent = tempfile::tempdir().unwrap();
+        let folder = |name: &str, was_asked_for| {
+            let path = parent.path().join(name);
+            fs::create_dir(&path).unwrap();
+            fs::write(path.join("console.log"), "").unwrap();
+            RunFolder {
+                path,
+                was_asked_for,
+            }
+        };
+        let (uneventful, asked, eventful) =
+            (folder("a", false), folder("b", true), folder("c", false));
+        fs::write(eventful.path.join("result.json"), "").unwrap();
+        for folder in [&uneventful, &asked, &eventful] {
+            assert_eq!(folder.conclude(&Outcome::Exit(0), 1).unwrap(), 0);
+        }
+        assert!(!uneventful.path.exists() && asked.path.exists() && eventful.path.exists());
+    }
+
+    #[test]
+    fn each_failure_has_its_exit_code() {
+        let folder = RunFolder {
+            path: PathBuf::from("out/x"),
+            was_asked_for: false,
+        };
+        assert_eq!(folder.conclude(&Outcome::Exit(7), 1).unwrap(), 7);
+        assert_eq!(folder.conclude(&Outcome::Died, 1).unwrap(), EXIT_L1_FAILED);
+        assert_eq!(
+            folder.conclude(&Outcome::TimedOut, 1).unwrap(),
+            EXIT_TIMEOUT
+        );
+        assert!(
+            folder
+                .conclude(&Outcome::Interrupted, 1)
+                .unwrap_err()
+                .is::<Interrupted>()
+        );
+    }
+}

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! The subcommands of `lab` that prepare or list something, and how errors are told. `lab boot` is boot.rs.
+
+use std::process::ExitCode;
+
+use anyhow::{Result, bail};
+use clap::Args;
+
+use super::boot::{EXIT_INTERRUPTED, EXIT_NOT_STARTED};
+use super::cache::Cache;
+use super::image::Image;
+use super::kernel::{Judged, Kernels};
+use super::tool::{self, Interrupted};
+
+/// Options of `lab kernels`.
+#[derive(Debug, Args)]
+pub struct KernelsOptions {
+    /// Print only the releases of the sound kernels, one per line, newest first
+    #[arg(long, conflicts_with = "unsound")]
+    sound: bool,
+    /// Print only the releases of the unsound kernels
+    #[arg(long)]
+    unsound: bool,
+    /// Ask the mirror even if it was asked lately
+    #[arg(long)]
+    refresh: bool,
+}
+
+/// Lists the candidates, what their BTF is like, and which one is booted.
+pub fn kernels(options: &KernelsOptions) -> Result<u8> {
+    tool::catch_signals()?;
+    let cache = Cache::open()?;
+    let all = Kernels::load(&cache, options.refresh)?.judge_all()?;
+    if options.sound || options.unsound {
+        for judged in all
+            .iter()
+            .filter(|judged| judged.soundness.is_sound() == options.sound)
+        {
+            println!("{}", judged.candidate.release);
+        }
+        return Ok(0);
+    }
+    let Some(chosen) = all.iter().position(|judged| judged.soundness.is_sound()) else {
+        all.iter()
+            .for_each(|judged| println!("{}", row(judged, false)));
+        bail!(
+            "No kernel of the Debian mirror can load a sched_ext scheduler: wait for its next kernel."
+        );
+    };
+    for (index, judged) in all.iter().enumerate() {
+        println!("{}", row(judged, index == chosen));
+    }
+    Ok(0)
+}
+
+fn row(judged: &Judged, is_chosen: bool) -> String {
+    let Judged {
+        candidate,
+        soundness,
+    } = judged;
+    let mark = if is_chosen { "booted by default" } else { "" };
+    let text = format!(
+        "{:<24} {:<17} {soundness}  {mark}",
+        candidate.release, candidate.suite
+    );
+    text.trim_end().to_string()
+}
+
+/// Makes the image if it is not in the cache and says where it is.
+pub fn image() -> Result<u8> {
+    tool::catch_signals()?;
+    let image = Image::ready(&Cache::open()?)?;
+    println!("{} (QEMU {})", image.root.display(), image.qemu_version);
+    Ok(0)
+}
+
+/// Prints an error as one sentence and returns the exit code for it.
+pub fn report(error: &anyhow::Error) -> ExitCode {
+    eprintln!("lab: {error:#}");
+    ExitCode::from(if error.is::<Interrupted>() {
+        EXIT_INTERRUPTED
+    } else {
+        EXIT_NOT_STARTED
+    })
+}

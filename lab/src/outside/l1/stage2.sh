@@ -1,0 +1,64 @@
+#!/bin/sh
+# SPDX-License-Identifier: GPL-2.0-only
+# L1's first process once its root is there: mounts what a host has, loads KVM, runs the command and reports its exit
+# code. The lab outside ends QEMU as soon as it has the code. Each failure before the command starts ends in a kernel
+# panic, which the lab reports with the console.
+set -e
+export PATH=/cohort/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 TERM=dumb
+cd /root
+
+mkdir -p /dev/pts /dev/shm
+mount -t devpts -o gid=5,mode=620 devpts /dev/pts
+mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+mount -t tmpfs -o mode=0755 tmpfs /run
+mount -t tmpfs -o mode=1777 tmpfs /tmp
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+mount -t bpf bpf /sys/fs/bpf
+mount -t debugfs debugfs /sys/kernel/debug
+mount -t tracefs tracefs /sys/kernel/tracing
+ln -s /proc/self/fd /dev/fd
+ln -s /proc/self/fd/0 /dev/stdin
+ln -s /proc/self/fd/1 /dev/stdout
+ln -s /proc/self/fd/2 /dev/stderr
+ip link set lo up
+controllers=$(cat /sys/fs/cgroup/cgroup.controllers)
+for controller in $controllers; do
+	echo "+$controller" >/sys/fs/cgroup/cgroup.subtree_control
+done
+
+# The kernel announces the ports one by one, in the order of their numbers, which are given in qemu.rs.
+until [ -c /dev/vport*p3 ]; do
+	sleep 0.01
+done
+stdout=$(echo /dev/vport*p1)
+control=$(echo /dev/vport*p2)
+out=$(echo /dev/vport*p3)
+exec 3<>$control
+
+# One vendor's module loads; where none does, the command finds no /dev/kvm and says so.
+if grep -qw svm /proc/cpuinfo; then
+	modprobe kvm-amd nested=0
+elif grep -qw vmx /proc/cpuinfo; then
+	modprobe kvm-intel nested=0
+fi
+
+set +e
+echo ready >&3
+setsid sh /cohort/command </dev/null >$stdout 2>&1 3>&- &
+command=$!
+# "stop" comes from outside after a timeout or a complaint of the kernel: what /out holds by then is still wanted.
+(
+	read -r _ <&3
+	kill -TERM "-$command"
+	sleep 1
+	kill -KILL "-$command"
+) 2>/dev/null &
+wait $command
+code=$?
+dmesg >/out/dmesg
+tar -C /out -cf $out .
+echo "exit $code" >&3
+# The lab ends QEMU when it reads the line above.
+while :; do
+	sleep 1000
+done

@@ -1,0 +1,172 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Where KVM keeps the mark by which its vCPU threads are known.
+//!
+//! KVM hangs a preempt notifier with the operations `kvm_preempt_ops` on each
+//! thread that is inside KVM_RUN. The BPF side compares pointers, so it must be
+//! told the address. KVM is a module on most hosts: it may come after Cohort, and
+//! go and come again elsewhere in memory.
+
+use anyhow::{Context, Result, bail};
+use std::fs::{self, File};
+use std::io::{BufRead, BufReader};
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+const SYMBOL: &str = "kvm_preempt_ops";
+
+/// Follows where `kvm_preempt_ops` is while KVM comes and goes.
+#[derive(Debug)]
+pub struct KvmWatch {
+    module: PathBuf,
+    kallsyms: PathBuf,
+    /// Tells one loading of the module from the next; sysfs gives each a new
+    /// folder. `None` while there is no KVM.
+    loading: Option<u64>,
+}
+
+impl KvmWatch {
+    /// Begins to watch; the first call of [`KvmWatch::moved`] says where it is.
+    pub fn new(proc: &Path, sys: &Path) -> Self {
+        Self {
+            module: sys.join("module/kvm"),
+            kallsyms: proc.join("kallsyms"),
+            loading: None,
+        }
+    }
+
+    /// The address, if it has changed since the last call; 0 if KVM has gone.
+    ///
+    /// Cheap while nothing changes: the long list of symbols is read only after
+    /// the module came.
+    pub fn moved(&mut self) -> Result<Option<u64>> {
+        let loading = fs::metadata(&self.module).ok().map(|folder| folder.ino());
+        if loading == self.loading {
+            return Ok(None);
+        }
+        if loading.is_some() && !self.is_live() {
+            return Ok(None);
+        }
+        let address = match loading {
+            Some(_) => symbol_address(&self.kallsyms)?,
+            None => 0,
+        };
+        self.loading = loading;
+        Ok(Some(address))
+    }
+
+    /// A module's folder is there before its symbols are, and after. KVM that
+    /// is built into the kernel has a folder without a state.
+    fn is_live(&self) -> bool {
+        match fs::read_to_string(self.module.join("initstate")) {
+            Ok(state) => state.trim_end() == "live",
+            Err(_) => self.module.exists(),
+        }
+    }
+}
+
+/// Lines look like `ffffffffc0a01234 b kvm_preempt_ops\t[kvm]`.
+fn symbol_address(kallsyms: &Path) -> Result<u64> {
+    let unreadable = || {
+        format!(
+            "the kernel's symbols in {} cannot be read",
+            kallsyms.display()
+        )
+    };
+    let symbols = File::open(kallsyms).with_context(unreadable)?;
+    for line in BufReader::with_capacity(1 << 16, symbols).lines() {
+        let line = line.with_context(unreadable)?;
+        let mut words = line.split_whitespace();
+        let (address, name) = (words.next(), words.nth(1));
+        if name != Some(SYMBOL) {
+            continue;
+        }
+        let address = address.and_then(|hex| u64::from_str_radix(hex, 16).ok());
+        return match address {
+            Some(address) if address != 0 => Ok(address),
+            _ => bail!(
+                "{} hides the address of {SYMBOL}, without which no vCPU can be recognised; run \
+                 Cohort with CAP_SYSLOG, or set the sysctl kernel.kptr_restrict below 2",
+                kallsyms.display()
+            ),
+        };
+    }
+    bail!(
+        "KVM is loaded, but {} does not name {SYMBOL}, without which no vCPU can be recognised; \
+         boot a kernel built with CONFIG_KALLSYMS_ALL=y",
+        kallsyms.display()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::paths::fixture::Fixture;
+
+    const WITH_KVM: &str = "ffffffff81000000 T _stext\n\
+                            ffffffffc0a00000 t kvm_preempt_ops_not\t[kvm]\n\
+                            ffffffffc0a01230 b kvm_preempt_ops\t[kvm]\n";
+
+    fn watch(fixture: &Fixture) -> KvmWatch {
+        let host = fixture.host();
+        KvmWatch::new(&host.proc, &host.sys)
+    }
+
+    #[test]
+    fn the_address_is_told_once() {
+        let fixture = Fixture::new()
+            .with("proc/kallsyms", WITH_KVM)
+            .with("sys/module/kvm/refcnt", "0");
+        let mut watch = watch(&fixture);
+        assert_eq!(
+            watch.moved().expect("readable"),
+            Some(0xffff_ffff_c0a0_1230)
+        );
+        assert_eq!(watch.moved().expect("readable"), None);
+    }
+
+    #[test]
+    fn kvm_may_come_later_and_go() {
+        let fixture = Fixture::new().with("proc/kallsyms", WITH_KVM);
+        let mut watch = watch(&fixture);
+        assert_eq!(watch.moved().expect("readable"), None);
+
+        let fixture = fixture.with("sys/module/kvm/refcnt", "0");
+        assert!(watch.moved().expect("readable").is_some());
+
+        let module = fixture.host().sys.join("module/kvm");
+        fs::remove_dir_all(module).expect("the fixture is writable");
+        assert_eq!(watch.moved().expect("readable"), Some(0));
+    }
+
+    #[test]
+    fn a_module_that_is_still_loading_is_looked_at_again() {
+        let fixture = Fixture::new()
+            .with("proc/kallsyms", WITH_KVM)
+            .with("sys/module/kvm/initstate", "coming\n");
+        let mut watch = watch(&fixture);
+        assert_eq!(watch.moved().expect("readable"), None);
+        let _fixture = fixture.with("sys/module/kvm/initstate", "live\n");
+        assert!(watch.moved().expect("readable").is_some());
+    }
+
+    #[test]
+    fn a_kernel_that_does_not_name_the_symbol_is_an_error() {
+        let fixture = Fixture::new()
+            .with("proc/kallsyms", "ffffffff81000000 T _stext\n")
+            .with("sys/module/kvm/refcnt", "0");
+        let error = watch(&fixture).moved().expect_err("no such symbol");
+        assert!(error.to_string().contains("CONFIG_KALLSYMS_ALL=y"));
+    }
+
+    #[test]
+    fn a_hidden_address_is_an_error() {
+        let hidden = WITH_KVM.replace("ffffffffc0a01230", "0000000000000000");
+        let fixture = Fixture::new()
+            .with("proc/kallsyms", hidden)
+            .with("sys/module/kvm/refcnt", "0");
+        let error = watch(&fixture)
+            .moved()
+            .expect_err("nothing to compare with");
+        assert!(error.to_string().contains("CAP_SYSLOG"));
+    }
+}

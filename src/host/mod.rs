@@ -1,0 +1,11 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! What Cohort learns about the host it runs on. Not for anything that changes the host.
+
+pub mod btf;
+pub mod cookies;
+pub mod instance;
+pub mod kvm;
+pub mod paths;
+pub mod preflight;
+pub mod topology;
+pub mod vm_name;

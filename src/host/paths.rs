@@ -1,0 +1,73 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Where the host's own files are.
+//!
+//! Whatever reads the host takes these roots, so that a test can show it a
+//! tree of files instead.
+
+use std::path::{Path, PathBuf};
+
+/// The roots of the file systems that describe a host.
+#[derive(Clone, Debug)]
+pub struct Host {
+    /// procfs, `/proc`.
+    pub proc: PathBuf,
+    /// sysfs, `/sys`.
+    pub sys: PathBuf,
+    /// Files that live until the next boot, `/run`.
+    pub run: PathBuf,
+}
+
+impl Host {
+    /// The host that this program runs on.
+    pub fn live() -> Self {
+        Self::below(Path::new("/"))
+    }
+
+    /// A host whose `proc`, `sys` and `run` are below `root`.
+    pub fn below(root: &Path) -> Self {
+        Self {
+            proc: root.join("proc"),
+            sys: root.join("sys"),
+            run: root.join("run"),
+        }
+    }
+
+    /// The folder for the files of a running `cohort`.
+    pub fn state_folder(&self) -> PathBuf {
+        self.run.join("cohort")
+    }
+}
+
+#[cfg(test)]
+pub(crate) mod fixture {
+    //! Trees of files that stand for a host.
+
+    use super::Host;
+    use std::fs;
+    use tempfile::TempDir;
+
+    /// A host made of files; it vanishes when dropped.
+    pub(crate) struct Fixture {
+        folder: TempDir,
+    }
+
+    impl Fixture {
+        pub(crate) fn new() -> Self {
+            let folder = tempfile::tempdir().expect("a temporary folder can be made");
+            Self { folder }
+        }
+
+        pub(crate) fn host(&self) -> Host {
+            Host::below(self.folder.path())
+        }
+
+        /// Writes `text` to `path`, which is relative to the root.
+        pub(crate) fn with(self, path: &str, text: impl AsRef<[u8]>) -> Self {
+            let path = self.folder.path().join(path);
+            let parent = path.parent().expect("the path has a folder");
+            fs::create_dir_all(parent).expect("the folder can be made");
+            fs::write(path, text).expect("the file can be written");
+            self
+        }
+    }
+}

@@ -1,0 +1,356 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! What is checked before Cohort touches a host, and what is said if it must not.
+//!
+//! Reasons that no user can change in a minute (architecture, kernel) come
+//! before those he can (privileges, another scheduler). Whether another
+//! instance runs is found out by `instance.rs`, which must keep its file anyway.
+
+use crate::exit::Exit;
+use crate::host::btf;
+use crate::host::cookies::{CookieHolder, find_cookie, kernel_cookie};
+use crate::host::paths::Host;
+use std::fs;
+use std::io;
+use std::path::Path;
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// The oldest kernel Cohort runs on: 7.2 is the first in which the queue and
+/// slice calls that it makes exist and work.
+const OLDEST_KERNEL: (u32, u32) = (7, 2);
+
+/// A scheduler that leaves has this long until it counts as loaded.
+const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
+const LEAVE_POLL: Duration = Duration::from_millis(50);
+
+/// Why Cohort does not start, or does not stay, on this host.
+#[derive(Debug, thiserror::Error)]
+pub enum Refusal {
+    /// Neither the program nor its BPF part knows this architecture.
+    #[error(
+        "Cohort does not support the architecture {0}: it follows KVM's x86 structures only. \
+         Run it on an x86_64 host."
+    )]
+    Architecture(String),
+    /// A kernel without sched_ext that is also too old.
+    #[error(
+        "Linux {release} is too old: Cohort needs sched_ext as it is since Linux {}.{}. \
+         Boot a newer kernel.", OLDEST_KERNEL.0, OLDEST_KERNEL.1
+    )]
+    KernelTooOld {
+        /// The running kernel.
+        release: String,
+    },
+    /// A new kernel built without sched_ext.
+    #[error(
+        "Linux {release} has no sched_ext (there is no /sys/kernel/sched_ext), so no scheduler \
+         can be loaded. Boot a kernel built with CONFIG_SCHED_CLASS_EXT=y."
+    )]
+    NoSchedExt {
+        /// The running kernel.
+        release: String,
+    },
+    /// The kernel's type information would make the kernel reject Cohort.
+    #[error(
+        "Linux {release} describes sched_ext wrongly in its type information (BTF): {finding}. \
+         It would reject every scheduler. Boot another build of the kernel: of Debian's, 7.2.13 \
+         and 7.3.4 are known to be good, 7.2.11 and 7.2.12 to be bad."
+    )]
+    UnsoundBtf {
+        /// The running kernel.
+        release: String,
+        /// What is wrong.
+        finding: String,
+    },
+    /// The caller lacks capabilities.
+    #[error(
+        "Cohort lacks {missing}: loading a scheduler and looking at all threads need it. Run it \
+         as root, or give the service these capabilities."
+    )]
+    NoPrivileges {
+        /// The names of the missing capabilities.
+        missing: String,
+    },
+    /// Somebody else's scheduler is there.
+    #[error(
+        "another sched_ext scheduler, {name:?}, is loaded ({state}), and the kernel runs only \
+         one at a time. Stop it (for example: systemctl stop scx), then start Cohort again."
+    )]
+    OtherScheduler {
+        /// As in /sys/kernel/sched_ext/root/ops.
+        name: String,
+        /// As in /sys/kernel/sched_ext/state.
+        state: String,
+    },
+    /// Somebody relies on core scheduling.
+    #[error(
+        "thread {} ({:?}) uses core scheduling, which keeps it from sharing a core with \
+         strangers; Cohort does not obey that, and running would break the protection. Turn \
+         core scheduling off for this workload, or leave this host to the kernel's scheduler.",
+        .0.tid, .0.name
+    )]
+    CoreScheduling(CookieHolder),
+    /// Nobody can say whether core scheduling is used.
+    #[error("whether core scheduling is in use cannot be found out: {0}. Run Cohort as root.")]
+    CoreSchedulingUnknown(io::Error),
+    /// A file that describes the host cannot be read.
+    #[error("{path} cannot be read: {error}. Check that /proc and /sys are mounted.")]
+    Unreadable {
+        /// The file.
+        path: String,
+        /// Why not.
+        error: io::Error,
+    },
+}
+
+impl Refusal {
+    /// The exit code for this reason.
+    pub fn exit(&self) -> Exit {
+        match self {
+            Refusal::Architecture(_) => Exit::Architecture,
+            Refusal::KernelTooOld { .. } | Refusal::NoSchedExt { .. } => Exit::NoSchedExt,
+            Refusal::UnsoundBtf { .. } => Exit::UnsoundBtf,
+            Refusal::NoPrivileges { .. } => Exit::NoPrivileges,
+            Refusal::OtherScheduler { .. } => Exit::OtherScheduler,
+            Refusal::CoreScheduling(_) | Refusal::CoreSchedulingUnknown(_) => Exit::CoreScheduling,
+            Refusal::Unreadable { .. } => Exit::Failure,
+        }
+    }
+}
+
+/// Checks what stays as it is: the machine, the kernel and the caller.
+pub fn check_host(host: &Host) -> Result<(), Refusal> {
+    check_architecture(std::env::consts::ARCH)?;
+    check_kernel(host)?;
+    check_btf(host)?;
+    check_privileges(host)
+}
+
+/// Checks what others may change at any time. Comes last, and after it is known
+/// that the other scheduler is not another `cohort run`.
+pub fn check_now(host: &Host) -> Result<(), Refusal> {
+    check_no_other_scheduler(host)?;
+    check_no_cookies(host)
+}
+
+fn check_architecture(architecture: &str) -> Result<(), Refusal> {
+    match architecture {
+        "x86_64" => Ok(()),
+        other => Err(Refusal::Architecture(other.to_owned())),
+    }
+}
+
+fn check_kernel(host: &Host) -> Result<(), Refusal> {
+    let release = read(&host.proc.join("sys/kernel/osrelease"))?;
+    // A release that is no version is a private build; sched_ext decides there.
+    if parse_release(&release).is_some_and(|version| version < OLDEST_KERNEL) {
+        return Err(Refusal::KernelTooOld { release });
+    }
+    if !host.sys.join("kernel/sched_ext").is_dir() {
+        return Err(Refusal::NoSchedExt { release });
+    }
+    Ok(())
+}
+
+/// The first two numbers of a kernel release such as `7.2.13+deb14-amd64`.
+fn parse_release(release: &str) -> Option<(u32, u32)> {
+    let (major, rest) = release.split_once('.')?;
+    let digits = rest.find(|c: char| !c.is_ascii_digit());
+    let minor = &rest[..digits.unwrap_or(rest.len())];
+    Some((major.parse().ok()?, minor.parse().ok()?))
+}
+
+fn check_btf(host: &Host) -> Result<(), Refusal> {
+    let finding = match btf::check(host.sys.join("kernel/btf/vmlinux")) {
+        Ok(soundness) if soundness.is_sound() => return Ok(()),
+        Ok(soundness) => soundness.to_string(),
+        Err(error) => format!("it cannot be read ({error})"),
+    };
+    Err(Refusal::UnsoundBtf {
+        release: read(&host.proc.join("sys/kernel/osrelease"))?,
+        finding,
+    })
+}
+
+/// Capability numbers of include/uapi/linux/capability.h, and what each is for.
+const NEEDED_CAPABILITIES: [(u32, &str); 5] = [
+    (19, "CAP_SYS_PTRACE"), // to ask for other threads' core-scheduling cookies
+    (21, "CAP_SYS_ADMIN"),  // to read the type information of kernel modules
+    (34, "CAP_SYSLOG"),     // to see where KVM's symbols are
+    (38, "CAP_PERFMON"),    // to load programs that look into the kernel
+    (39, "CAP_BPF"),        // to load BPF programs
+];
+
+fn check_privileges(host: &Host) -> Result<(), Refusal> {
+    let path = host.proc.join("self/status");
+    let status = read(&path)?;
+    let effective = status
+        .lines()
+        .find_map(|line| line.strip_prefix("CapEff:"))
+        .and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok())
+        .ok_or_else(|| Refusal::Unreadable {
+            path: path.display().to_string(),
+            error: io::Error::new(io::ErrorKind::InvalidData, "it has no line CapEff"),
+        })?;
+    let missing: Vec<&str> = NEEDED_CAPABILITIES
+        .iter()
+        .filter(|(number, _)| effective & (1 << number) == 0)
+        .map(|(_, name)| *name)
+        .collect();
+    match missing.is_empty() {
+        true => Ok(()),
+        false => Err(Refusal::NoPrivileges {
+            missing: missing.join(", "),
+        }),
+    }
+}
+
+/// Waits while a scheduler leaves, because its process may be gone already and
+/// nobody else can be asked to wait.
+fn check_no_other_scheduler(host: &Host) -> Result<(), Refusal> {
+    let give_up = Instant::now() + LEAVE_TIMEOUT;
+    let mut said = false;
+    loop {
+        let state = read(&host.sys.join("kernel/sched_ext/state"))?;
+        match state.as_str() {
+            "disabled" => return Ok(()),
+            "disabling" if Instant::now() < give_up => {
+                if !said {
+                    tracing::info!("another scheduler is just leaving; waiting for it");
+                    said = true;
+                }
+                thread::sleep(LEAVE_POLL);
+            }
+            _ => {
+                // It may leave between the two reads: then its name is empty.
+                let name = read(&host.sys.join("kernel/sched_ext/root/ops")).unwrap_or_default();
+                return Err(Refusal::OtherScheduler { name, state });
+            }
+        }
+    }
+}
+
+/// Checks that no thread uses core scheduling. Also called while Cohort runs.
+pub fn check_no_cookies(host: &Host) -> Result<(), Refusal> {
+    match find_cookie(&host.proc, kernel_cookie) {
+        Ok(None) => Ok(()),
+        Ok(Some(holder)) => Err(Refusal::CoreScheduling(holder)),
+        Err(error) => Err(Refusal::CoreSchedulingUnknown(error)),
+    }
+}
+
+fn read(path: &Path) -> Result<String, Refusal> {
+    match fs::read_to_string(path) {
+        Ok(text) => Ok(text.trim().to_owned()),
+        Err(error) => Err(Refusal::Unreadable {
+            path: path.display().to_string(),
+            error,
+        }),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::paths::fixture::Fixture;
+
+    const ALL_CAPABILITIES: &str = "Name:\tcohort\nCapEff:\t000001ffffffffff\n";
+
+    fn kernel(release: &str) -> Fixture {
+        Fixture::new().with("proc/sys/kernel/osrelease", format!("{release}\n"))
+    }
+
+    fn with_sched_ext(fixture: Fixture, state: &str) -> Fixture {
+        fixture.with("sys/kernel/sched_ext/state", format!("{state}\n"))
+    }
+
+    #[test]
+    fn only_x86_64_is_supported() {
+        assert!(check_architecture("x86_64").is_ok());
+        let refusal = check_architecture("aarch64").expect_err("not supported");
+        assert_eq!(refusal.exit(), Exit::Architecture);
+        assert!(refusal.to_string().contains("aarch64"));
+    }
+
+    #[test]
+    fn an_old_kernel_is_refused_by_its_version() {
+        let fixture = with_sched_ext(kernel("6.12.107+deb13-amd64"), "disabled");
+        let refusal = check_kernel(&fixture.host()).expect_err("too old");
+        assert_eq!(refusal.exit(), Exit::NoSchedExt);
+        assert_eq!(
+            refusal.to_string(),
+            "Linux 6.12.107+deb13-amd64 is too old: Cohort needs sched_ext as it is since Linux \
+             7.2. Boot a newer kernel."
+        );
+    }
+
+    #[test]
+    fn a_new_kernel_without_sched_ext_is_refused() {
+        let refusal = check_kernel(&kernel("7.3.4").host()).expect_err("no sched_ext");
+        assert_eq!(refusal.exit(), Exit::NoSchedExt);
+        assert!(refusal.to_string().contains("CONFIG_SCHED_CLASS_EXT=y"));
+    }
+
+    #[test]
+    fn a_new_kernel_with_sched_ext_is_accepted() {
+        for release in ["7.2.13+deb14-amd64", "7.10.0-rc1", "10.0", "next-20260101"] {
+            let fixture = with_sched_ext(kernel(release), "disabled");
+            assert!(check_kernel(&fixture.host()).is_ok(), "{release}");
+        }
+    }
+
+    #[test]
+    fn a_missing_proc_is_named() {
+        let refusal = check_kernel(&Fixture::new().host()).expect_err("nothing there");
+        assert!(refusal.to_string().contains("sys/kernel/osrelease"));
+    }
+
+    #[test]
+    fn unsound_type_information_is_refused_with_what_to_boot() {
+        let fixture = kernel("7.2.12").with("sys/kernel/btf/vmlinux", "no BTF");
+        let refusal = check_btf(&fixture.host()).expect_err("nothing to load against");
+        assert_eq!(refusal.exit(), Exit::UnsoundBtf);
+        assert!(refusal.to_string().contains("7.2.13"));
+    }
+
+    #[test]
+    fn root_has_the_capabilities() {
+        let fixture = Fixture::new().with("proc/self/status", ALL_CAPABILITIES);
+        assert!(check_privileges(&fixture.host()).is_ok());
+    }
+
+    #[test]
+    fn missing_capabilities_are_named() {
+        // All but CAP_BPF, bit 39.
+        let fixture = Fixture::new().with("proc/self/status", "CapEff:\t0000017fffffffff\n");
+        let refusal = check_privileges(&fixture.host()).expect_err("one is missing");
+        assert_eq!(refusal.exit(), Exit::NoPrivileges);
+        assert!(refusal.to_string().starts_with("Cohort lacks CAP_BPF:"));
+    }
+
+    #[test]
+    fn another_scheduler_is_named() {
+        let fixture = with_sched_ext(Fixture::new(), "enabled")
+            .with("sys/kernel/sched_ext/root/ops", "lavd_1.0\n");
+        let refusal = check_no_other_scheduler(&fixture.host()).expect_err("one is loaded");
+        assert_eq!(refusal.exit(), Exit::OtherScheduler);
+        assert!(refusal.to_string().contains("\"lavd_1.0\""));
+    }
+
+    #[test]
+    fn no_other_scheduler_is_fine() {
+        let fixture = with_sched_ext(Fixture::new(), "disabled");
+        assert!(check_no_other_scheduler(&fixture.host()).is_ok());
+    }
+
+    #[test]
+    fn a_scheduler_that_is_leaving_is_waited_for() {
+        let fixture = with_sched_ext(Fixture::new(), "disabling");
+        let host = fixture.host();
+        let waiting = thread::spawn(move || check_no_other_scheduler(&host));
+        thread::sleep(2 * LEAVE_POLL);
+        let fixture = with_sched_ext(fixture, "disabled");
+        assert!(waiting.join().expect("the check does not panic").is_ok());
+        drop(fixture);
+    }
+}

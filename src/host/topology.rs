@@ -1,0 +1,183 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Which CPUs share a last-level cache: the domains of the scheduler.
+//!
+//! scx_utils has a topology of its own, but it knows online CPUs only, and it
+//! reads the running host and nothing else. A domain is needed for each CPU that
+//! can ever come online, because queues are made when the scheduler loads.
+
+use anyhow::{Context, Result, bail};
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+
+/// The domain of each CPU.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Domains {
+    /// CPU number to domain number; one entry per CPU number up to the highest possible.
+    pub of_cpu: Vec<u16>,
+    /// How many domains there are; they are numbered from 0.
+    pub count: u16,
+}
+
+impl Domains {
+    /// Reads the caches of all possible CPUs from `sys`.
+    ///
+    /// CPUs with the same last-level cache have the same domain. sysfs hides the
+    /// caches of an offline CPU; such a CPU, and a number that no CPU has, gets
+    /// the domain of the nearest CPU below it, and keeps it if it comes online
+    /// later: a poor guess costs cache misses until the next start, no more.
+    pub fn read(sys: &Path) -> Result<Self> {
+        let cpus = sys.join("devices/system/cpu");
+        let possible = read_cpu_list(&cpus.join("possible"))?;
+        let Some(&highest) = possible.last() else {
+            bail!(
+                "{} names no CPU, so there is nothing to schedule on. Check that /sys is mounted.",
+                cpus.join("possible").display()
+            );
+        };
+
+        let mut numbers: BTreeMap<CacheKey, u16> = BTreeMap::new();
+        let mut of_cpu = Vec::with_capacity(highest + 1);
+        for cpu in 0..=highest {
+            let domain = match last_level_cache(&cpus.join(format!("cpu{cpu}"))) {
+                Some(key) => {
+                    let next = u16::try_from(numbers.len())
+                        .context("this host has more last-level caches than Cohort can number")?;
+                    *numbers.entry(key).or_insert(next)
+                }
+                None => of_cpu.last().copied().unwrap_or(0),
+            };
+            of_cpu.push(domain);
+        }
+        let count = u16::try_from(numbers.len().max(1))
+            .context("this host has more last-level caches than Cohort can number")?;
+        Ok(Self { of_cpu, count })
+    }
+}
+
+/// Tells last-level caches apart.
+#[derive(Debug, Eq, Ord, PartialEq, PartialOrd)]
+enum CacheKey {
+    /// The kernel's number for the cache, which is unique per level.
+    Id { level: u32, id: u32 },
+    /// Virtual machines often show no number: the CPUs that share it.
+    SharedBy(String),
+    /// No cache is described at all: the package.
+    Package(u32),
+}
+
+fn last_level_cache(cpu: &Path) -> Option<CacheKey> {
+    largest_cache_key(&cpu.join("cache"))
+        .or_else(|| read_number(&cpu.join("topology/physical_package_id")).map(CacheKey::Package))
+}
+
+fn largest_cache_key(caches: &Path) -> Option<CacheKey> {
+    let (level, index) = fs::read_dir(caches)
+        .ok()?
+        .flatten()
+        .map(|entry| entry.path())
+        .filter_map(|index| Some((read_number(&index.join("level"))?, index)))
+        .max()?;
+    if let Some(id) = read_number(&index.join("id")) {
+        return Some(CacheKey::Id { level, id });
+    }
+    let shared_by = fs::read_to_string(index.join("shared_cpu_list")).ok()?;
+    Some(CacheKey::SharedBy(shared_by.trim().to_owned()))
+}
+
+fn read_number(path: &Path) -> Option<u32> {
+    fs::read_to_string(path).ok()?.trim().parse().ok()
+}
+
+/// Reads a list such as `0-3,8`, in ascending order as the kernel writes it.
+fn read_cpu_list(path: &Path) -> Result<Vec<usize>> {
+    let text = fs::read_to_string(path)
+        .with_context(|| format!("the list of CPUs in {} cannot be read", path.display()))?;
+    scx_utils::read_cpulist(text.trim()).with_context(|| {
+        format!(
+            "{} holds {text:?}, which is not a list of CPUs",
+            path.display()
+        )
+    })
+}
+
+/// How many CPUs are online now.
+pub fn online_cpus(sys: &Path) -> Result<usize> {
+    Ok(read_cpu_list(&sys.join("devices/system/cpu/online"))?.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::paths::fixture::Fixture;
+
+    const CPUS: &str = "sys/devices/system/cpu";
+
+    fn with_cache(fixture: Fixture, cpu: usize, index: usize, level: u32, id: u32) -> Fixture {
+        let cache = format!("{CPUS}/cpu{cpu}/cache/index{index}");
+        fixture
+            .with(&format!("{cache}/level"), format!("{level}\n"))
+            .with(&format!("{cache}/id"), format!("{id}\n"))
+    }
+
+    fn possible(cpus: &str) -> Fixture {
+        Fixture::new().with(&format!("{CPUS}/possible"), cpus)
+    }
+
+    fn domains(fixture: &Fixture) -> Domains {
+        Domains::read(&fixture.host().sys).expect("the fixture is sound")
+    }
+
+    #[test]
+    fn cpus_with_one_last_level_cache_are_one_domain() {
+        let mut fixture = possible("0-3\n");
+        for cpu in 0..4 {
+            // Each has a cache of its own at level 1; pairs share one at level 3.
+            fixture = with_cache(fixture, cpu, 0, 1, cpu as u32);
+            fixture = with_cache(fixture, cpu, 3, 3, cpu as u32 / 2);
+        }
+        assert_eq!(domains(&fixture).of_cpu, [0, 0, 1, 1]);
+        assert_eq!(domains(&fixture).count, 2);
+    }
+
+    #[test]
+    fn an_offline_cpu_gets_the_domain_below_it() {
+        let fixture = with_cache(possible("0-2\n"), 0, 3, 3, 0);
+        let fixture = with_cache(fixture, 1, 3, 3, 7);
+        assert_eq!(domains(&fixture).of_cpu, [0, 1, 1]);
+    }
+
+    #[test]
+    fn caches_without_a_number_are_told_apart_by_their_cpus() {
+        let mut fixture = possible("0-2\n");
+        for (cpu, shared_by) in [(0, "0,2"), (1, "1"), (2, "0,2")] {
+            let cache = format!("{CPUS}/cpu{cpu}/cache/index2");
+            fixture = fixture
+                .with(&format!("{cache}/level"), "2")
+                .with(&format!("{cache}/shared_cpu_list"), shared_by);
+        }
+        assert_eq!(domains(&fixture).of_cpu, [0, 1, 0]);
+    }
+
+    #[test]
+    fn without_caches_a_package_is_a_domain() {
+        let mut fixture = possible("0-1\n");
+        for cpu in 0..2 {
+            let path = format!("{CPUS}/cpu{cpu}/topology/physical_package_id");
+            fixture = fixture.with(&path, format!("{cpu}\n"));
+        }
+        assert_eq!(domains(&fixture).of_cpu, [0, 1]);
+    }
+
+    #[test]
+    fn a_host_that_describes_nothing_is_one_domain() {
+        let got = domains(&possible("0-1\n"));
+        assert_eq!((got.of_cpu, got.count), (vec![0, 0], 1));
+    }
+
+    #[test]
+    fn no_list_of_cpus_is_an_error_that_names_the_file() {
+        let error = Domains::read(&Fixture::new().host().sys).expect_err("nothing to read");
+        assert!(error.to_string().contains("devices/system/cpu/possible"));
+    }
+}

@@ -1,0 +1,96 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! `cohort stats`: shows what a running `cohort run` counts.
+
+use crate::exit::{Exit, Failure};
+use crate::host::paths::Host;
+use crate::metrics::HostStats;
+use crate::stats_server::socket_path;
+use crate::table;
+use anyhow::Context;
+use clap::Args;
+use scx_stats::StatsClient;
+use std::thread;
+use std::time::Duration;
+
+/// A busy host may take a moment; longer means that nobody is there.
+const ANSWER_TIMEOUT_MS: u64 = 5_000;
+
+/// The options of `cohort stats`.
+#[derive(Args, Clone, Debug)]
+pub struct StatsOptions {
+    /// Time between two tables, in seconds; 1 to 3600
+    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
+    interval_s: u64,
+
+    /// Stop after this many tables [default: never]
+    #[arg(long, value_name = "TABLES", value_parser = clap::value_parser!(u64).range(1..))]
+    count: Option<u64>,
+
+    /// Print each window as one line of JSON instead of a table
+    #[arg(long)]
+    json: bool,
+}
+
+/// Prints windows until told to stop, or until `cohort run` ends.
+pub fn stats(options: &StatsOptions, host: &Host) -> Result<(), Failure> {
+    let path = socket_path(host);
+    let mut client = StatsClient::new()
+        .set_path(&path)
+        .connect(Some(ANSWER_TIMEOUT_MS))
+        .map_err(|error| {
+            let sentence = format!(
+                "nobody answers at {}, so no `cohort run` is running here. Start it first, and \
+                 run this as root",
+                path.display()
+            );
+            Failure::new(Exit::NotRunning, error.context(sentence))
+        })?;
+    let mut printed = 0;
+    loop {
+        let host_stats: HostStats = client.request("stats", vec![]).map_err(|error| {
+            let sentence = "`cohort run` no longer answers; its own last lines say why";
+            Failure::new(Exit::NotRunning, error.context(sentence))
+        })?;
+        table::print(&text(options, &host_stats)?)?;
+        printed += 1;
+        if options.count == Some(printed) {
+            return Ok(());
+        }
+        thread::sleep(Duration::from_secs(options.interval_s));
+    }
+}
+
+fn text(options: &StatsOptions, host_stats: &HostStats) -> Result<String, Failure> {
+    if !options.json {
+        return Ok(table::render(host_stats) + "\n");
+    }
+    let json = serde_json::to_string(host_stats).context("statistics cannot be written as JSON")?;
+    Ok(json + "\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::paths::fixture::Fixture;
+
+    const ONE_AS_JSON: StatsOptions = StatsOptions {
+        interval_s: 1,
+        count: Some(1),
+        json: true,
+    };
+
+    #[test]
+    fn without_a_running_cohort_it_says_so() {
+        let failure = stats(&ONE_AS_JSON, &Fixture::new().host()).expect_err("nobody is there");
+        assert_eq!(failure.exit(), Exit::NotRunning);
+        assert!(failure.to_string().contains("no `cohort run` is running"));
+    }
+
+    #[test]
+    fn json_is_one_line_that_can_be_read_back() {
+        let text = text(&ONE_AS_JSON, &HostStats::default()).expect("it is plain data");
+        assert_eq!(text.lines().count(), 1);
+        let read: HostStats = serde_json::from_str(&text).expect("it was written so");
+        assert_eq!(read, HostStats::default());
+    }
+}

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! What systemd is told about a running `cohort`. Without systemd nothing is said.
+
+use sd_notify::NotifyState;
+
+/// Cohort schedules the host now.
+pub fn ready(status: &str) {
+    notify(&[NotifyState::Ready, NotifyState::Status(status)]);
+}
+
+/// Something changed that `systemctl status` should show.
+pub fn status(status: &str) {
+    notify(&[NotifyState::Status(status)]);
+}
+
+/// Cohort is giving the host back.
+pub fn stopping() {
+    notify(&[NotifyState::Stopping]);
+}
+
+fn notify(states: &[NotifyState]) {
+    if let Err(error) = sd_notify::notify(states) {
+        tracing::warn!("systemd cannot be notified: {error}");
+    }
+}

@@ -1,0 +1,196 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! What the tests share: Cohort running under the harness's eyes, guests in cgroups of their own, and the CPU time that
+//! each of them got.
+
+use std::path::Path;
+use std::process::{Child, Command};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, ensure};
+use cohort::metrics::{HostStats, VmStats};
+use cohort_lab::inside::cgroup::Cgroup;
+use cohort_lab::inside::info::LabInfo;
+use cohort_lab::inside::process::{confine, start};
+use cohort_lab::inside::scheduler::{RunningScheduler, Scheduler};
+use cohort_micro::{Running, Spec};
+
+/// A stall this long ends the scheduler in every test, real hosts allow 30 s.
+const WATCHDOG_MS: &str = "2000";
+const MICRO: &str = "/cohort/bin/micro";
+const COHORT: &str = "/cohort/bin/cohort";
+/// What a guest may need to get going on a busy emulated host.
+pub const PATIENCE: Duration = Duration::from_secs(60);
+
+/// `cohort run`, with a watchdog that bites early.
+pub fn start_cohort() -> Result<RunningScheduler> {
+    Scheduler::cohort(&["--timeout-ms", WATCHDOG_MS])
+        .start()?
+        .context("cohort is a program, so there is one to stop")
+}
+
+/// Ends it and demands that nothing was wrong until then.
+pub fn stop_cohort(mut cohort: RunningScheduler) -> Result<()> {
+    cohort.check()?;
+    let exit = cohort.stop()?;
+    ensure!(exit.status.success(), "cohort ended with {}: {}", exit.status, exit.output);
+    ensure!(
+        exit.back_to_stock_after < Duration::from_secs(1),
+        "the host was back on its own scheduler only after {:?}",
+        exit.back_to_stock_after
+    );
+    Ok(())
+}
+
+/// The lab this runs in.
+pub fn lab() -> Result<LabInfo> {
+    LabInfo::read()
+}
+
+/// Something that uses CPU time in a cgroup of its own, confined to the guests' CPUs.
+pub trait Subject {
+    /// Where its CPU time is counted.
+    fn cgroup(&self) -> &Cgroup;
+}
+
+/// A micro guest in a cgroup of its own.
+pub struct Guest {
+    // Before the cgroup: the guest must be gone when that is removed.
+    pub micro: Running,
+    cgroup: Cgroup,
+}
+
+impl Guest {
+    /// Starts `spec` on `cpus`.
+    pub fn start_on(spec: &Spec, cpus: &[u32]) -> Result<Self> {
+        let cgroup = Cgroup::create(&spec.name)?;
+        let mut confined = Ok(());
+        let micro = spec.spawn_with(Path::new(MICRO), |command| {
+            confined = confine(command, cpus, Some(&cgroup));
+        })?;
+        confined?;
+        Ok(Self { micro, cgroup })
+    }
+
+    /// Starts `spec` on the lab's CPUs for guests.
+    pub fn start(spec: &Spec) -> Result<Self> {
+        Self::start_on(spec, &lab()?.guest_cpus)
+    }
+
+    /// Starts a guest whose `vcpus` compute all the time.
+    pub fn busy(name: &str, vcpus: usize) -> Result<Self> {
+        Self::start(&busy(name, vcpus))
+    }
+}
+
+impl Subject for Guest {
+    fn cgroup(&self) -> &Cgroup {
+        &self.cgroup
+    }
+}
+
+/// A guest whose `vcpus` compute all the time.
+pub fn busy(name: &str, vcpus: usize) -> Spec {
+    (0..vcpus).fold(Spec::new(name), |spec, _| spec.vcpu("loop: compute 1000000"))
+}
+
+/// Ordinary processes that compute all the time, in a cgroup of their own.
+pub struct HostLoad {
+    children: Vec<Child>,
+    cgroup: Cgroup,
+}
+
+impl HostLoad {
+    /// Starts one process per niceness of `nice`, on `cpus`.
+    pub fn start(name: &str, nice: &[i32], cpus: &[u32]) -> Result<Self> {
+        let cgroup = Cgroup::create(name)?;
+        let children = nice
+            .iter()
+            .map(|nice| {
+                let mut command = Command::new("nice");
+                command.args(["-n", &nice.to_string(), "sh", "-c", "while :; do :; done"]);
+                start(command, cpus, Some(&cgroup))
+            })
+            .collect::<Result<_>>()?;
+        Ok(Self { children, cgroup })
+    }
+
+    /// The processes.
+    pub fn pids(&self) -> Vec<u32> {
+        self.children.iter().map(Child::id).collect()
+    }
+
+    /// CPU time of each process, ns.
+    pub fn cpu_times_ns(&self) -> Result<Vec<u64>> {
+        self.children.iter().map(|child| cpu_time_ns(child.id())).collect()
+    }
+}
+
+impl Subject for HostLoad {
+    fn cgroup(&self) -> &Cgroup {
+        &self.cgroup
+    }
+}
+
+impl Drop for HostLoad {
+    fn drop(&mut self) {
+        for child in &mut self.children {
+            // Dead already is as good.
+            let _ = child.kill();
+            let _ = child.wait();
+        }
+    }
+}
+
+/// CPU time of the first thread of process `pid`, ns.
+pub fn cpu_time_ns(pid: u32) -> Result<u64> {
+    let path = format!("/proc/{pid}/schedstat");
+    let text = std::fs::read_to_string(&path).with_context(|| format!("{path} cannot be read"))?;
+    text.split(' ').next().context("schedstat is empty")?.parse().context("schedstat is no number")
+}
+
+/// What fraction of their common CPU time each subject gets in `window`, after a moment to settle, and how many CPUs
+/// they used together.
+pub fn shares(subjects: &[&dyn Subject], window: Duration) -> Result<(Vec<f64>, f64)> {
+    sleep(Duration::from_millis(300));
+    let read = || subjects.iter().map(|subject| subject.cgroup().usage_us()).collect::<Result<Vec<_>>>();
+    let (before, start) = (read()?, Instant::now());
+    sleep(window);
+    let (after, elapsed) = (read()?, start.elapsed());
+    let used: Vec<f64> = before.iter().zip(&after).map(|(before, after)| (after - before) as f64).collect();
+    let total: f64 = used.iter().sum();
+    ensure!(total > 0.0, "nobody used any CPU time");
+    println!("    shares {:?} of {:.2} CPUs", used.iter().map(|used| round(used / total)).collect::<Vec<_>>(), total / elapsed.as_micros() as f64);
+    Ok((used.iter().map(|used| used / total).collect(), total / elapsed.as_micros() as f64))
+}
+
+fn round(share: f64) -> f64 {
+    (share * 1e4).round() / 1e4
+}
+
+/// Demands that each share is within `tolerance` (a fraction of what it should be) of `weights`' ratio.
+pub fn assert_ratio(shares: &[f64], weights: &[f64], tolerance: f64) -> Result<()> {
+    let sum: f64 = weights.iter().sum();
+    for (share, weight) in shares.iter().zip(weights) {
+        let fair = weight / sum;
+        ensure!(
+            (share / fair - 1.0).abs() <= tolerance,
+            "shares {shares:.4?} are not within {tolerance} of {weights:?}"
+        );
+    }
+    Ok(())
+}
+
+/// What Cohort counted since it was loaded.
+pub fn cohort_stats() -> Result<HostStats> {
+    let output = Command::new(COHORT).args(["stats", "--json", "--count", "1"]).output().context("cohort stats")?;
+    ensure!(output.status.success(), "cohort stats: {}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).context("cohort stats prints JSON that this test does not know")
+}
+
+/// What Cohort counted for the VM of process `pid` since it was loaded.
+pub fn vm_stats(pid: u32) -> Result<VmStats> {
+    let stats = cohort_stats()?;
+    let vm = stats.vms.values().find(|vm| vm.tgid == pid).cloned();
+    vm.with_context(|| format!("cohort does not know the VM of process {pid}, only {:?}", stats.vms))
+}
