@@ -260,11 +260,18 @@ static __noinline int lane_front(u32 lane_id, struct front *front)
 
 static void take_earlier(struct front *best, u32 lane_id)
 {
+	struct lane *lane = lookup_lane(lane_id);
 	struct front front = {};
 
+	if (!lane || !lane->nr_listed)
+		return;
 	lane_front(lane_id, &front);
-	if (front.queue && (!best->queue || vtime_before(front.key, best->key)))
-		*best = front;
+	best->nr_listed += lane->nr_listed;
+	if (front.queue &&
+	    (!best->queue || vtime_before(front.key, best->key))) {
+		best->queue = front.queue;
+		best->key = front.key;
+	}
 }
 
 /* The queue that @cpu should serve: the earliest of its lanes. */
@@ -272,16 +279,25 @@ static void find_front(struct cpu_state *c, s32 cpu, struct front *best)
 {
 	u32 slot;
 
-	best->queue = 0;
+	__builtin_memset(best, 0, sizeof(*best));
 	take_earlier(best, cpu);
 	take_earlier(best,
 		     FIRST_DOMAIN_LANE + cpu_domain[cpu & (MAX_CPUS - 1)]);
-	bpf_for (slot, 0, LANES_PER_CPU) {
+	bpf_for(slot, 0, LANES_PER_CPU) {
 		u32 id = c->lanes[slot & (LANES_PER_CPU - 1)];
 
 		if (id)
 			take_earlier(best, id);
 	}
+}
+
+/* Does another group than that of @tc wait for this CPU? */
+static bool is_contested(const struct front *front, const struct queue *q,
+			 const struct task_ctx *tc)
+{
+	if (!front->queue)
+		return false;
+	return front->nr_listed > 1 || !tc || q->group != tc->group;
 }
 
 /* Should @prev, whose slice is over, go on rather than @front come? */

@@ -7,7 +7,7 @@ use crate::bpf::intf;
 use crate::entitlement::{self, entitlements_ns};
 use scx_stats_derive::{Stats, stat_doc};
 use serde::{Deserialize, Serialize};
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Why a directed yield was not served, in the order of `enum yield_miss`.
 const YIELD_MISS_NAMES: [&str; intf::yield_miss_NR_YIELD_MISS as usize] =
@@ -33,6 +33,8 @@ pub struct Reading {
     pub groups: Vec<GroupReading>,
     /// The names of the VMs, by group number.
     pub vm_names: HashMap<u32, String>,
+    /// The online CPUs of those VMs that may not run on all of them, by group number.
+    pub vm_cpus: HashMap<u32, BTreeSet<usize>>,
     /// Events that must stay rare.
     pub events: intf::host_stats,
 }
@@ -45,6 +47,7 @@ impl Reading {
             cpus: 0,
             groups: Vec::new(),
             vm_names: HashMap::new(),
+            vm_cpus: HashMap::new(),
             events: intf::host_stats {
                 queue_exhausted: 0,
                 group_exhausted: 0,
@@ -157,14 +160,15 @@ fn exhausted(events: &intf::host_stats) -> u64 {
 }
 
 /// The groups at the end of a window, with what they did in it.
-struct Window {
+struct Window<'a> {
     length_ns: u64,
     cpus: u32,
+    vm_cpus: &'a HashMap<u32, BTreeSet<usize>>,
     groups: Vec<GroupInWindow>,
 }
 
-impl Window {
-    fn new(before: &Reading, after: &Reading) -> Self {
+impl<'a> Window<'a> {
+    fn new(before: &Reading, after: &'a Reading) -> Self {
         let earlier: HashMap<u32, &intf::cohort_group> = before
             .groups
             .iter()
@@ -183,6 +187,7 @@ impl Window {
         Self {
             length_ns: after.at_ns.saturating_sub(before.at_ns),
             cpus: after.cpus,
+            vm_cpus: &after.vm_cpus,
             groups: after.groups.iter().map(in_window).collect(),
         }
     }
@@ -202,7 +207,7 @@ impl Window {
             .enumerate()
             .map(|(place, group)| (group.number, place))
             .collect();
-        let claims: Vec<entitlement::Group> = self
+        let mut claims: Vec<entitlement::Group> = self
             .groups
             .iter()
             .map(|group| entitlement::Group {
@@ -212,7 +217,40 @@ impl Window {
                 cap_ns: group.cap_ns(self.length_ns),
             })
             .collect();
+        self.bound_by_affinity(&mut claims);
         entitlements_ns(self.capacity_ns(), &claims)
+    }
+
+    /// VMs that share a set of CPUs cannot ask for more than the set has.
+    ///
+    /// Smaller sets come first, so that what they leave is divided in the larger
+    /// ones around them. Exact where sets are equal, nested or apart, as cpusets
+    /// are, and those outside have other CPUs to run on; where sets overlap in
+    /// part, a bound from above.
+    fn bound_by_affinity(&self, claims: &mut [entitlement::Group]) {
+        let mut sets: Vec<&BTreeSet<usize>> = self.vm_cpus.values().collect();
+        sets.sort_by_key(|set| (set.len(), *set));
+        sets.dedup();
+        for set in sets {
+            let is_inside = |group: &GroupInWindow| {
+                let allowed = self.vm_cpus.get(&group.number);
+                allowed.is_some_and(|allowed| allowed.is_subset(set))
+            };
+            let inside: Vec<bool> = self.groups.iter().map(is_inside).collect();
+            let mut alone = claims.to_vec();
+            for (claim, &inside) in alone.iter_mut().zip(&inside) {
+                if !inside {
+                    claim.demand_ns = 0.0;
+                }
+            }
+            let capacity_ns = self.length_ns as f64 * set.len() as f64;
+            let bounds = entitlements_ns(capacity_ns, &alone);
+            for ((claim, inside), bound_ns) in claims.iter_mut().zip(inside).zip(bounds) {
+                if inside {
+                    claim.demand_ns = bound_ns;
+                }
+            }
+        }
     }
 }
 
@@ -252,7 +290,7 @@ impl GroupInWindow {
         capped.then(|| length_ns as f64 * self.info.quota_us as f64 / self.info.period_us as f64)
     }
 
-    fn vm_stats(&self, window: &Window) -> VmStats {
+    fn vm_stats(&self, window: &Window<'_>) -> VmStats {
         let vcpu_time_ns = self.vcpu_time_ns(window.length_ns);
         let of_vcpu_time = |time_ns: u64| percent(time_ns as f64, vcpu_time_ns);
         let missed = YIELD_MISS_NAMES.iter().zip(self.used.yields_missed);
@@ -382,6 +420,27 @@ mod tests {
         let host = since_load(vec![root(), scope, capped, vm(3, 1500, 500)]);
         assert_eq!(host.vms[&2].entitlement_pct, 25.0);
         assert_eq!(host.vms[&3].entitlement_pct, 75.0);
+    }
+
+    #[test]
+    fn vms_on_few_cpus_share_those() {
+        let mut after = after_one_second(vec![root(), vm(2, 900, 1100), vm(3, 1100, 900)]);
+        after.cpus = 3;
+        after.vm_cpus = HashMap::from([2, 3].map(|number| (number, BTreeSet::from([1, 2]))));
+        let host = HostStats::between(&Reading::at_load(0), &after);
+        for vm in host.vms.values() {
+            assert!((vm.entitlement_pct - 100.0 / 3.0).abs() < 1e-9);
+        }
+    }
+
+    #[test]
+    fn what_a_vm_on_one_cpu_cannot_take_is_for_its_neighbour() {
+        let mut after = after_one_second(vec![root(), vm(2, 500, 1500), vm(3, 1500, 500)]);
+        after.vm_cpus = HashMap::from([(2, BTreeSet::from([0]))]);
+        after.groups[1].info.weight = 900;
+        let host = HostStats::between(&Reading::at_load(0), &after);
+        assert_eq!(host.vms[&2].entitlement_pct, 50.0);
+        assert_eq!(host.vms[&3].entitlement_pct, 50.0);
     }
 
     #[test]

@@ -32,12 +32,16 @@ pub fn run(options: &RunOptions, host: &Host) -> Result<(), Failure> {
     preflight::check_now(host).map_err(refused)?;
 
     let told_to_leave = watch_signals()?;
-    let at_load = Reading::at_load(monotonic_ns()?);
-    let server = StatsServer::open(host, at_load)?;
+    let mut server = None;
     loop {
         let mut object = MaybeUninit::uninit();
         let scheduler = Scheduler::attach(&mut object, &settings, host)?;
-        let mut watch = Watch::new(scheduler, &server, &told_to_leave, &settings, host)?;
+        // It stays when the scheduler is loaded anew, and its clients with it.
+        let server = match &mut server {
+            Some(server) => server,
+            none => none.insert(StatsServer::open(host, Reading::at_load(monotonic_ns()?))?),
+        };
+        let mut watch = Watch::new(scheduler, server, &told_to_leave, &settings, host)?;
         systemd::ready("Scheduling this host");
         let reason = watch.until_end();
         systemd::stopping();

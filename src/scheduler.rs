@@ -4,6 +4,7 @@
 
 use crate::bpf::{intf, skel};
 use crate::exit::{Exit, Failure};
+use crate::host::affinity::allowed_cpus;
 use crate::host::kvm::KvmWatch;
 use crate::host::paths::Host;
 use crate::host::topology::{self, Domains};
@@ -90,20 +91,29 @@ impl<'object> Scheduler<'object> {
     /// number of groups, below a few milliseconds.
     pub fn read(&self) -> Result<Reading> {
         let groups = self.read_groups().context("the groups cannot be read")?;
-        let is_vm = |group: &&GroupReading| group.info.kind == intf::group_kind_GROUP_VM;
-        let name = |group: &GroupReading| vm_name(&self.host.proc, group.info.tgid);
         let online = topology::online_cpus(&self.host.sys)?;
-        Ok(Reading {
+        let mut reading = Reading {
             at_ns: monotonic_ns()?,
-            cpus: u32::try_from(online).context("more CPUs than can be counted")?,
-            vm_names: groups
-                .iter()
-                .filter(is_vm)
-                .map(|group| (group.number, name(group)))
-                .collect(),
-            groups,
+            cpus: u32::try_from(online.len()).context("more CPUs than can be counted")?,
             events: self.events(),
-        })
+            ..Reading::at_load(0)
+        };
+        for group in &groups {
+            if group.info.kind != intf::group_kind_GROUP_VM {
+                continue;
+            }
+            let tgid = group.info.tgid;
+            let name = vm_name(&self.host.proc, tgid);
+            reading.vm_names.insert(group.number, name);
+            if let Some(allowed) = allowed_cpus(&self.host.proc, tgid)
+                && !allowed.is_superset(&online)
+            {
+                let allowed = allowed.intersection(&online).copied().collect();
+                reading.vm_cpus.insert(group.number, allowed);
+            }
+        }
+        reading.groups = groups;
+        Ok(reading)
     }
 
     fn read_groups(&self) -> Result<Vec<GroupReading>> {

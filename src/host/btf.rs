@@ -5,7 +5,8 @@
 //! A kernel function that BPF may call carries the declaration tag `bpf_kfunc` in BTF. Some Debian builds lack it on
 //! some functions of sched_ext. The build step that hides a kfunc's implicit last argument goes by that tag, so such a
 //! function keeps a prototype that no scheduler declares, and libbpf refuses the whole scheduler with "func_proto
-//! incompatible with vmlinux". Seen: 7.2.11 and 7.2.12 unsound, 7.2.13 and 7.3.4 sound.
+//! incompatible with vmlinux". Seen: 7.2.11 and 7.2.12 of trixie-backports unsound; 7.2.12 of forky, 7.2.13 of sid and
+//! 7.3.4 of trixie-backports sound.
 
 use std::collections::{HashMap, HashSet};
 use std::path::Path;

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! What Cohort learns about the host it runs on. Not for anything that changes the host.
 
+pub mod affinity;
 pub mod btf;
 pub mod cookies;
 pub mod instance;

@@ -6,7 +6,7 @@
 //! can ever come online, because queues are made when the scheduler loads.
 
 use anyhow::{Context, Result, bail};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
 
@@ -58,10 +58,10 @@ impl Domains {
 /// Tells last-level caches apart.
 #[derive(Debug, Eq, Ord, PartialEq, PartialOrd)]
 enum CacheKey {
+    /// The CPUs that share it.
+    SharedBy(String),
     /// The kernel's number for the cache, which is unique per level.
     Id { level: u32, id: u32 },
-    /// Virtual machines often show no number: the CPUs that share it.
-    SharedBy(String),
     /// No cache is described at all: the package.
     Package(u32),
 }
@@ -78,11 +78,12 @@ fn largest_cache_key(caches: &Path) -> Option<CacheKey> {
         .map(|entry| entry.path())
         .filter_map(|index| Some((read_number(&index.join("level"))?, index)))
         .max()?;
-    if let Some(id) = read_number(&index.join("id")) {
-        return Some(CacheKey::Id { level, id });
+    // Before the number: virtual machines are seen to number one shared cache differently on each CPU.
+    if let Ok(shared_by) = fs::read_to_string(index.join("shared_cpu_list")) {
+        return Some(CacheKey::SharedBy(shared_by.trim().to_owned()));
     }
-    let shared_by = fs::read_to_string(index.join("shared_cpu_list")).ok()?;
-    Some(CacheKey::SharedBy(shared_by.trim().to_owned()))
+    let id = read_number(&index.join("id"))?;
+    Some(CacheKey::Id { level, id })
 }
 
 fn read_number(path: &Path) -> Option<u32> {
@@ -101,9 +102,10 @@ fn read_cpu_list(path: &Path) -> Result<Vec<usize>> {
     })
 }
 
-/// How many CPUs are online now.
-pub fn online_cpus(sys: &Path) -> Result<usize> {
-    Ok(read_cpu_list(&sys.join("devices/system/cpu/online"))?.len())
+/// The CPUs that are online now.
+pub fn online_cpus(sys: &Path) -> Result<BTreeSet<usize>> {
+    let online = read_cpu_list(&sys.join("devices/system/cpu/online"))?;
+    Ok(online.into_iter().collect())
 }
 
 #[cfg(test)]

@@ -419,6 +419,21 @@ impl Subject for BootedGuest {
         }
     }
 
+    fn situation(&self) -> String {
+        let vcpus: Vec<String> = self
+            .vcpu_tids
+            .iter()
+            .enumerate()
+            .map(|(vcpu, tid)| format!("vCPU {vcpu}: {}", thread_situation(self.pid(), *tid)))
+            .collect();
+        format!(
+            "Guest {}: {}. {}",
+            self.spec.name,
+            vcpus.join("; "),
+            self.last_words()
+        )
+    }
+
     fn set_frozen(&mut self, frozen: bool) -> Result<()> {
         self.cgroup.set_frozen(frozen)
     }
@@ -507,6 +522,25 @@ fn thread_cpu_time_ns(pid: u32, tid: u32) -> Result<u64> {
         .next()
         .and_then(|number| number.parse().ok())
         .ok_or_else(|| anyhow!("{path} does not start with a number"))
+}
+
+/// State, CPU and CPU time of a thread, for people.
+fn thread_situation(pid: u32, tid: u32) -> String {
+    let stat = fs::read_to_string(format!("/proc/{pid}/task/{tid}/stat")).unwrap_or_default();
+    // The second field may hold anything but ends with the last parenthesis; the state is the third.
+    let fields: Vec<&str> = stat
+        .rsplit_once(')')
+        .map_or("", |(_, rest)| rest)
+        .split_whitespace()
+        .collect();
+    let field = |number: usize| fields.get(number - 3).copied().unwrap_or("?");
+    let cpu_time_ms =
+        thread_cpu_time_ns(pid, tid).map_or_else(|_| "?".into(), |ns| (ns / 1_000_000).to_string());
+    format!(
+        "state {}, CPU {}, {cpu_time_ms} ms of CPU time so far",
+        field(3),
+        field(39)
+    )
 }
 
 /// The page in which a guest's workload counts, seen from L1.
@@ -646,6 +680,17 @@ mod tests {
             112
         );
         assert!(CounterPage::open(&memory, 0).unwrap().total().is_err());
+    }
+
+    #[test]
+    fn a_threads_situation_is_its_state_and_cpu() {
+        let pid = std::process::id();
+        let own = thread_situation(pid, pid);
+        assert!(
+            own.starts_with("state S, CPU ") || own.starts_with("state R, CPU "),
+            "{own}"
+        );
+        assert!(thread_situation(pid, u32::MAX).starts_with("state ?"));
     }
 
     #[test]

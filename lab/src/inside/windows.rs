@@ -4,7 +4,7 @@
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, anyhow, ensure};
 use serde::{Deserialize, Serialize};
 
 use super::scheduler::{RunningScheduler, Scheduler};
@@ -28,6 +28,8 @@ pub trait Subject {
     /// # Errors
     /// When it does not, with what is known about its end.
     fn ensure_alive(&mut self) -> Result<()>;
+    /// What can be seen of it from outside, for the report of a failure.
+    fn situation(&self) -> String;
     /// Stops it where it is, or lets it go on.
     ///
     /// # Errors
@@ -114,7 +116,13 @@ pub fn run_rounds<S: Subject>(
             leave(current.take())?;
             current = Some((index, schedulers[index].start()?));
         }
-        let mut window = measure(subjects, timing)?;
+        let mut window = match measure(subjects, timing) {
+            Ok(window) => window,
+            Err(error) => {
+                let name = &names[index];
+                return Err(explain_failure(error, name, subjects, current, timing));
+            }
+        };
         if let Some((_, Some(running))) = &mut current {
             running.check()?;
         }
@@ -173,6 +181,44 @@ pub fn arm_names(schedulers: &[Scheduler]) -> Vec<String> {
         });
     }
     names
+}
+
+/// Adds to the error of a window what is needed to tell a starved guest from a broken one: what the guests looked
+/// like, and whether they count under the stock scheduler.
+fn explain_failure<S: Subject>(
+    error: anyhow::Error,
+    scheduler: &str,
+    subjects: &[S],
+    current: Option<(usize, Option<RunningScheduler>)>,
+    timing: Timing,
+) -> anyhow::Error {
+    let situations: Vec<String> = subjects.iter().map(Subject::situation).collect();
+    let left = match leave(current) {
+        Ok(()) => String::new(),
+        Err(error) => format!("\nLeaving {scheduler} failed too: {error:#}"),
+    };
+    let before: Vec<Option<u64>> = subjects
+        .iter()
+        .map(|subject| subject.operations().ok())
+        .collect();
+    sleep(timing.window);
+    let recovered: Vec<String> = subjects
+        .iter()
+        .zip(before)
+        .map(|(subject, before)| {
+            let counts = subject.operations().is_ok_and(|after| Some(after) > before);
+            format!(
+                "{} {}",
+                subject.name(),
+                if counts { "counts" } else { "does not count" }
+            )
+        })
+        .collect();
+    anyhow!(
+        "{error:#}\nThat was under {scheduler}. The guests then:\n{}{left}\nA window later, under the stock scheduler: {}",
+        situations.join("\n"),
+        recovered.join(", ")
+    )
 }
 
 fn leave(current: Option<(usize, Option<RunningScheduler>)>) -> Result<()> {
@@ -242,9 +288,11 @@ impl Reading {
                 (self.counters[index], end.counters[index]);
             ensure!(
                 end_operations > operations,
-                "Guest {} made no progress within a window of {} ms: its counter stayed at {operations}",
+                "Guest {} made no progress within a window of {} ms, in which it had {} ms of CPU time: its counter \
+                 stayed at {operations}",
                 subject.name(),
-                wall_ns / 1_000_000
+                wall_ns / 1_000_000,
+                (end_cpu_time - cpu_time) / 1_000_000
             );
             guests.push(GuestWindow {
                 name: subject.name().into(),
@@ -310,6 +358,9 @@ mod tests {
                 bail!("{} is dead", self.name)
             }
         }
+        fn situation(&self) -> String {
+            format!("{} is well", self.name)
+        }
         fn set_frozen(&mut self, frozen: bool) -> Result<()> {
             self.frozen = frozen;
             Ok(())
@@ -364,6 +415,22 @@ mod tests {
     fn a_scheduler_compared_with_itself_has_two_names() {
         let names = arm_names(&[Scheduler::Stock, Scheduler::cohort(&[]), Scheduler::Stock]);
         assert_eq!(names, ["stock", "cohort", "stock 2"]);
+    }
+
+    #[test]
+    fn a_failure_tells_what_guests_looked_like_and_whether_they_recover() {
+        let fakes = [Fake::new("starved", 5), Fake::new("broken", 0)];
+        let error = explain_failure(anyhow!("No progress"), "cohort", &fakes, None, SHORT);
+        let text = error.to_string();
+        for part in [
+            "No progress",
+            "under cohort",
+            "starved is well",
+            "starved counts",
+            "broken does not count",
+        ] {
+            assert!(text.contains(part), "no \"{part}\" in {text}");
+        }
     }
 
     #[test]

@@ -31,6 +31,9 @@ pub fn kernels(options: &KernelsOptions) -> Result<u8> {
     tool::catch_signals()?;
     let cache = Cache::open()?;
     let all = Kernels::load(&cache, options.refresh)?.judge_all()?;
+    if all.is_empty() {
+        bail!("No kernel is in the cache and none could be downloaded: the reasons are above.");
+    }
     if options.sound || options.unsound {
         for judged in all
             .iter()

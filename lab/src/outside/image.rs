@@ -176,7 +176,6 @@ fn bootstrap(suite: &str, packages: &[&str], work: &Path, tar: &Path) -> Result<
     };
     command
         .args([
-            "--quiet",
             "--variant=extract",
             "--architectures=amd64",
             "--format=tar",

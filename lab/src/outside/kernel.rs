@@ -18,7 +18,7 @@ use super::bzimage::extract_vmlinux;
 use super::cache::{Cache, CacheLock, WorkDir};
 use super::mirror::{Mirror, Suite};
 use super::modules;
-use super::tool::io_sentence;
+use super::tool::{self, io_sentence};
 
 /// Where kernels with sched_ext come from: development, Debian 13's backports, the next release. Debian 12's own
 /// kernel has none.
@@ -98,7 +98,7 @@ impl<'a> Kernels<'a> {
         }
         let candidates = match (find_candidates(cache, &path), known) {
             (Ok(candidates), _) => candidates,
-            (Err(error), Some(known)) if !error.is::<super::tool::Interrupted>() => {
+            (Err(error), Some(known)) if !tool::is_final(&error) => {
                 eprintln!(
                     "lab: the list of kernels is not renewed, the one in the cache is used: {error:#}"
                 );
@@ -115,7 +115,7 @@ impl<'a> Kernels<'a> {
         for candidate in &self.candidates {
             match self.judge(candidate) {
                 Ok(judged) => all.push(judged),
-                Err(error) if error.is::<super::tool::Interrupted>() => return Err(error),
+                Err(error) if tool::is_final(&error) => return Err(error),
                 Err(error) => eprintln!("lab: kernel {} is left out: {error:#}", candidate.release),
             }
         }
@@ -149,7 +149,7 @@ impl<'a> Kernels<'a> {
             match self.judge(candidate) {
                 Ok(judged) if judged.soundness.is_sound() => return self.ready(judged),
                 Ok(judged) => reasons.push(format!("{}: {}", candidate.release, judged.soundness)),
-                Err(error) if error.is::<super::tool::Interrupted>() => return Err(error),
+                Err(error) if tool::is_final(&error) => return Err(error),
                 Err(error) => {
                     eprintln!("lab: kernel {} is left out: {error:#}", candidate.release);
                     reasons.push(format!("{}: {error:#}", candidate.release));
@@ -270,7 +270,7 @@ fn find_candidates(cache: &Cache, path: &Path) -> Result<Vec<Candidate>> {
         match Suite::open(cache, &lock, &mirror, name).and_then(|suite| candidate_of(&suite, name))
         {
             Ok(candidate) => candidates.push(candidate),
-            Err(error) if error.is::<super::tool::Interrupted>() => return Err(error),
+            Err(error) if tool::is_final(&error) => return Err(error),
             Err(error) => errors.push(error),
         }
     }

@@ -25,6 +25,19 @@ static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 )]
 pub struct Interrupted;
 
+/// Nothing more can be written.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "The disk is full: free some space (the lab needs about 3 GB in its cache folder, which XDG_CACHE_HOME can move) \
+     and run the same command again."
+)]
+pub struct DiskFull;
+
+/// Whether it is useless to go on with something else after this error.
+pub fn is_final(error: &anyhow::Error) -> bool {
+    error.is::<Interrupted>() || error.is::<DiskFull>()
+}
+
 /// From now on SIGINT, SIGTERM and SIGHUP stop the lab in order, through [`interrupted`], instead of killing it.
 pub fn catch_signals() -> Result<()> {
     let flag = INTERRUPTED.get_or_init(Arc::default);
@@ -82,10 +95,8 @@ pub fn run(command: &mut Command, purpose: &str) -> Result<Vec<u8>> {
         bail!(Interrupted);
     }
     if !status.success() {
-        bail!(
-            "{name} failed ({status}) to {purpose}. {}",
-            diagnosis(&stderr)
-        );
+        let failed = format!("{name} failed ({status}) to {purpose}");
+        return Err(diagnosis(&stderr).context(failed));
     }
     Ok(stdout)
 }
@@ -126,8 +137,8 @@ fn not_started(name: &str, purpose: &str, error: &io::Error) -> anyhow::Error {
     anyhow!("{name} could not be started to {purpose}: {error}.")
 }
 
-/// One sentence that says why a tool failed, from what it printed.
-fn diagnosis(stderr: &str) -> String {
+/// Why a tool failed, from what it printed.
+fn diagnosis(stderr: &str) -> anyhow::Error {
     const NO_SPACE: &[&str] = &["No space left on device", "don't have enough free space"];
     const NO_NETWORK: &[&str] = &[
         "Could not resolve",
@@ -141,31 +152,28 @@ fn diagnosis(stderr: &str) -> String {
     ];
     let says = |patterns: &[&str]| patterns.iter().any(|pattern| stderr.contains(pattern));
     if says(NO_SPACE) {
-        return "The disk is full: free some space (the lab needs about 3 GB in its cache folder, which XDG_CACHE_HOME \
-                can move) and run the same command again."
-            .into();
+        return anyhow!(DiskFull);
     }
     if says(NO_NETWORK) {
-        return "The Debian mirror of this machine's apt sources cannot be reached: check the network, then run the \
-                same command again."
-            .into();
+        return anyhow!(
+            "The Debian mirror of this machine's apt sources cannot be reached: check the network, then run the same \
+             command again."
+        );
     }
     let lines: Vec<&str> = stderr
         .lines()
         .filter(|line| !line.trim().is_empty())
         .collect();
-    let tail = &lines[lines.len().saturating_sub(5)..];
-    if tail.is_empty() {
-        "It gave no reason.".into()
-    } else {
-        format!("It said: {}", tail.join(" | "))
+    match &lines[lines.len().saturating_sub(5)..] {
+        [] => anyhow!("It gave no reason."),
+        tail => anyhow!("It said: {}", tail.join(" | ")),
     }
 }
 
 /// Turns an I/O error into a sentence; a full disk gets its remedy.
 pub fn io_sentence(what: &str, error: &io::Error) -> anyhow::Error {
     if error.kind() == io::ErrorKind::StorageFull {
-        return anyhow!("{what}: {}", diagnosis("No space left on device"));
+        return anyhow!(DiskFull).context(what.to_string());
     }
     anyhow!("{what}: {error}.")
 }
@@ -187,15 +195,15 @@ mod tests {
 
     #[test]
     fn a_full_disk_and_a_missing_network_are_recognised() {
-        assert!(
-            diagnosis("tar: x: Cannot write: No space left on device")
-                .starts_with("The disk is full")
+        let full = diagnosis("tar: x: Cannot write: No space left on device").context("tar failed");
+        assert!(is_final(&full) && format!("{full:#}").contains("The disk is full"));
+        let offline = diagnosis("Err:1 … Temporary failure resolving 'm'");
+        assert!(!is_final(&offline) && offline.to_string().starts_with("The Debian mirror"));
+        assert_eq!(
+            diagnosis("E: one\n\nE: two\n").to_string(),
+            "It said: E: one | E: two"
         );
-        assert!(
-            diagnosis("Err:1 … Temporary failure resolving 'm'").starts_with("The Debian mirror")
-        );
-        assert_eq!(diagnosis("E: one\n\nE: two\n"), "It said: E: one | E: two");
-        assert_eq!(diagnosis(""), "It gave no reason.");
+        assert_eq!(diagnosis("").to_string(), "It gave no reason.");
     }
 
     #[test]
@@ -208,8 +216,8 @@ mod tests {
             Command::new("sh").args(["-c", "echo why >&2; exit 3"]),
             "test",
         )
-        .unwrap_err()
-        .to_string();
+        .unwrap_err();
+        let error = format!("{error:#}");
         assert!(
             error.contains("exit status: 3") && error.contains("why"),
             "{error}"
