@@ -113,7 +113,6 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 	u32 lane_id, queue_id;
 	struct queue *q;
 	struct group *g;
-	bool moved;
 
 	if (!tc || !c)
 		return;
@@ -124,7 +123,6 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 		return;
 	}
 	find_group(p, tc);
-	moved = !tc->lane_domain && p->nr_cpus_allowed > 1;
 	lane_id = lane_for(p, tc, cpu);
 	queue_id = find_queue(tc, tc->group, lane_id);
 	g = lookup_group(tc->group);
@@ -134,7 +132,7 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 		scx_bpf_dsq_insert(p, SCX_DSQ_GLOBAL, slice_ns, enq_flags);
 		return;
 	}
-	vtime = settle_vtime(tc, g, c, moved, now);
+	vtime = settle_vtime(g, c, now);
 	if (!tc->ready_at_ns)
 		tc->ready_at_ns = now;
 	scx_bpf_dsq_insert_vtime(p, queue_id, slice_ns, task_key(tc, g),
@@ -283,21 +281,12 @@ static void find_front(struct cpu_state *c, s32 cpu, struct front *best)
 	take_earlier(best, cpu);
 	take_earlier(best,
 		     FIRST_DOMAIN_LANE + cpu_domain[cpu & (MAX_CPUS - 1)]);
-	bpf_for(slot, 0, LANES_PER_CPU) {
+	bpf_for (slot, 0, LANES_PER_CPU) {
 		u32 id = c->lanes[slot & (LANES_PER_CPU - 1)];
 
 		if (id)
 			take_earlier(best, id);
 	}
-}
-
-/* Does another group than that of @tc wait for this CPU? */
-static bool is_contested(const struct front *front, const struct queue *q,
-			 const struct task_ctx *tc)
-{
-	if (!front->queue)
-		return false;
-	return front->nr_listed > 1 || !tc || q->group != tc->group;
 }
 
 /* Should @prev, whose slice is over, go on rather than @front come? */
@@ -346,6 +335,20 @@ static bool take_from(u32 id, s32 cpu)
 	return moved;
 }
 
+/* The contest on @c, if there was one, went to group @id. */
+static void favour(struct cpu_state *c, u32 id, u64 now)
+{
+	struct group *g;
+
+	if (!c->contested)
+		return;
+	g = lookup_group(id);
+	if (!g)
+		return;
+	c->present = g->vtime;
+	c->present_at_ns = now;
+}
+
 /* Serve another domain: it may have no CPU left, or more work than its own. */
 static bool steal(struct cpu_state *c, s32 cpu)
 {
@@ -387,16 +390,15 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 	bpf_for (i, 0, DISPATCH_TRIES) {
 		find_front(c, cpu, &front);
 		q = lookup_queue(front.queue);
-		c->contested =
-			front.queue && q && (!tc || q->group != tc->group);
+		c->contested = front.queue != 0;
 		if (tc && goes_on(prev, tc, &front)) {
+			favour(c, tc->group, now);
 			scx_bpf_task_set_slice(prev, slice_ns);
 			return;
 		}
-		if (!front.queue)
+		if (!front.queue || !q)
 			break;
-		if (c->contested)
-			c->present = front.key;
+		favour(c, q->group, now);
 		if (take_from(front.queue, cpu))
 			return;
 	}

@@ -167,13 +167,15 @@ fn build(lock: &CacheLock, suite: &str, packages: &[&str], destination: &Path) -
 /// Downloads and unpacks packages into a tar file. None of their scripts run: L1 needs files only.
 fn bootstrap(suite: &str, packages: &[&str], work: &Path, tar: &Path) -> Result<()> {
     let mirror = Mirror::of_this_machine()?;
-    let mut command = Command::new("mmdebstrap");
     // SAFETY: plain system call without arguments.
-    let mode = if unsafe { libc::geteuid() } == 0 {
-        "root"
+    let is_root = unsafe { libc::geteuid() } == 0;
+    let mut command = if is_root {
+        contained("mmdebstrap")
     } else {
-        "unshare"
+        // It makes such namespaces itself then.
+        Command::new("mmdebstrap")
     };
+    let mode = if is_root { "root" } else { "unshare" };
     command
         .args([
             "--variant=extract",
@@ -194,6 +196,15 @@ fn bootstrap(suite: &str, packages: &[&str], work: &Path, tar: &Path) -> Result<
         command.arg(format!("--aptopt={option}"));
     }
     tool::run(&mut command, &format!("make L1's image from {suite}")).map(drop)
+}
+
+/// Runs a program as root in namespaces of its own: all its processes end when the lab does, though mmdebstrap puts off
+/// the signals that it gets, and so do its mounts.
+fn contained(program: &str) -> Command {
+    let mut command = Command::new("unshare");
+    command.args(["--mount", "--pid", "--mount-proc", "--fork"]);
+    command.args(["--kill-child=KILL", program]);
+    command
 }
 
 /// How the machine's apt fetches (proxies, dates): mmdebstrap's apt would not see it otherwise.

@@ -9,12 +9,15 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail};
 
 /// How often a running tool is looked at; also the longest time until an interrupt is passed on.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// How long a tool may take to end after an interrupt.
+const END_LIMIT: Duration = Duration::from_secs(1);
 
 static INTERRUPTED: OnceLock<Arc<AtomicBool>> = OnceLock::new();
 
@@ -82,7 +85,7 @@ pub fn run(command: &mut Command, purpose: &str) -> Result<Vec<u8>> {
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
         .stderr(Stdio::piped());
-    die_with_parent(command, libc::SIGTERM);
+    die_with_parent(command, libc::SIGKILL);
     let mut child = command
         .spawn()
         .map_err(|error| not_started(&name, purpose, &error))?;
@@ -113,16 +116,21 @@ fn drain(pipe: Option<impl Read + Send + 'static>) -> thread::JoinHandle<Vec<u8>
     })
 }
 
+/// Waits for the tool; after an interrupt it is asked to end, then made to.
 fn wait(child: &mut Child) -> io::Result<std::process::ExitStatus> {
-    let mut told_to_stop = false;
+    let mut asked_to_end: Option<Instant> = None;
     loop {
         if let Some(status) = child.try_wait()? {
             return Ok(status);
         }
-        if interrupted() && !told_to_stop {
-            told_to_stop = true;
-            // SAFETY: plain system call; the child was not waited for yet, so the id is still its own.
-            unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) };
+        match asked_to_end {
+            None if interrupted() => {
+                // SAFETY: plain system call; the child was not waited for yet, so the id is still its own.
+                unsafe { libc::kill(child.id() as libc::pid_t, libc::SIGTERM) };
+                asked_to_end = Some(Instant::now());
+            }
+            Some(asked) if asked.elapsed() > END_LIMIT => child.kill()?,
+            _ => {}
         }
         thread::sleep(POLL_INTERVAL);
     }
