@@ -8,7 +8,8 @@
 #define COHORT_GROUP_BPF_H
 
 enum {
-	DEBT_SLICES = 8,	  /* the most a group owes where it comes to */
+	DEBT_SLICES = 8, /* the most a group owes, and one per task of it */
+	PRESENT_FRESH_NS = 100000000, /* a CPU's present is one for 100 ms */
 	SHARE_FRESH_NS = 1000000, /* a share is looked up again after 1 ms */
 	PARENT_FRESH_NS = 1000000000, /* a VM's place after 1 s */
 	MAX_PARKED = MAX_QUEUES,
@@ -279,18 +280,20 @@ static void charge(struct task_struct *p, struct task_ctx *tc,
 }
 
 /*
- * The group of @tc begins to wait on @c; returns the virtual time by which it
- * does. @moved: the task waited for other CPUs before.
+ * Group @g begins to wait on @c; returns the virtual time by which it does.
+ * Tasks that ran at the same time put a group ahead without it having taken
+ * more than its share, so what it may owe grows with them.
  */
-static u64 settle_vtime(struct task_ctx *tc, struct group *g,
-			struct cpu_state *c, bool moved, u64 now)
+static u64 settle_vtime(struct group *g, struct cpu_state *c, u64 now)
 {
 	u64 credit = fair_charge(slice_ns, group_share(g, now));
+	u64 debt = credit * (DEBT_SLICES + g->nr_runnable);
 	u64 vtime = g->vtime, settled;
 
-	settled = moved ? fair_enter(vtime, c->present, credit,
-				     credit * DEBT_SLICES)
-			: fair_floor(vtime, c->present, credit);
+	if (now - c->present_at_ns < PRESENT_FRESH_NS)
+		settled = fair_settle(vtime, c->present, credit, debt);
+	else
+		settled = fair_floor(vtime, c->present, credit);
 	/* A charge that comes between is kept, and this waits for next time. */
 	if (settled != vtime)
 		__sync_val_compare_and_swap(&g->vtime, vtime, settled);

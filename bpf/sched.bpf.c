@@ -345,7 +345,10 @@ static void favour(struct cpu_state *c, u32 id, u64 now)
 	g = lookup_group(id);
 	if (!g)
 		return;
-	c->present = g->vtime;
+	/* A woken task has credit: served, it does not turn the clock back. */
+	if (now - c->present_at_ns > PRESENT_FRESH_NS ||
+	    vtime_before(c->present, g->vtime))
+		c->present = g->vtime;
 	c->present_at_ns = now;
 }
 

@@ -76,8 +76,9 @@ struct lane {
 /* What one CPU does. Written by that CPU unless said otherwise. */
 struct cpu_state {
 	u32 group;     /* of the running task, 0: idle */
-	u32 contested; /* another group waited at the last dispatch */
+	u32 contested; /* a task waited for it at the last dispatch */
 	u64 present;   /* virtual time of the group the last contest favoured */
+	u64 present_at_ns; /* when that was */
 	u64 nr_dispatches;
 	s32 prev_pid;	 /* the task that ran last */
 	u32 prev_group;	 /* and its group */

@@ -70,11 +70,11 @@ static inline u64 fair_floor(u64 vtime, u64 now, u64 credit)
 }
 
 /*
- * The same for a group that comes from other CPUs, where virtual time may have
- * run at another pace: it owes no more than @debt either, or it would starve
- * for having run alone.
+ * The same where that contest is recent: a group owes no more than @debt
+ * either. Elsewhere virtual time may run at another pace, and a group that has
+ * a CPU to itself there would starve here without a bound.
  */
-static inline u64 fair_enter(u64 vtime, u64 now, u64 credit, u64 debt)
+static inline u64 fair_settle(u64 vtime, u64 now, u64 credit, u64 debt)
 {
 	if (vtime_before(now + debt, vtime))
 		return now + debt;

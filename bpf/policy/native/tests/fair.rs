@@ -111,11 +111,11 @@ proptest! {
         prop_assert!(settled == vtime || settled == now - credit);
     }
 
-    /// Who comes from elsewhere stands between credit and debt of the present.
+    /// After a recent contest a group stands between credit and debt of the present.
     #[test]
-    fn entering_is_bounded_both_ways(vtime: u64, now in 1u64 << 40..1 << 41, credit in 0u64..1 << 30, debt in 0u64..1 << 30) {
+    fn lag_is_bounded_both_ways(vtime: u64, now in 1u64 << 40..1 << 41, credit in 0u64..1 << 30, debt in 0u64..1 << 30) {
         let vtime = now.wrapping_add(vtime % (1 << 40)).wrapping_sub(1 << 39);
-        let settled = unsafe { fair_enter(vtime, now, credit, debt) };
+        let settled = unsafe { fair_settle(vtime, now, credit, debt) };
         prop_assert!(!before(settled, now - credit) && !before(now + debt, settled));
     }
 
