@@ -32,9 +32,9 @@ enum group_kind {
 /* Why a directed yield that KVM offered did not run its target next. */
 enum yield_miss {
 	YIELD_MISS_NOT_SIBLING = 0, /* the target is no vCPU of the same VM */
-	YIELD_MISS_NOT_READY = 1,   /* it runs already, or it sleeps */
-	YIELD_MISS_THROTTLED = 2,   /* the VM's cap is used up */
-	YIELD_MISS_AFFINITY = 3,    /* it may not run on the yielder's CPU */
+	YIELD_MISS_NOT_READY = 1, /* it runs already, or it sleeps */
+	YIELD_MISS_THROTTLED = 2, /* the VM's cap is used up */
+	YIELD_MISS_AFFINITY = 3, /* it may not run on the yielder's CPU */
 	YIELD_MISS_LOST = 4, /* it left its queue between offer and dispatch */
 	NR_YIELD_MISS = 5,
 };
@@ -44,15 +44,15 @@ enum yield_miss {
  * read by Rust. Only vCPUs count in ready_ns, wakeups, migrations, stacked_ns.
  */
 struct group_stats {
-	u64 run_ns;	    /* CPU time used by all its tasks */
-	u64 vcpu_run_ns;    /* of which by vCPUs */
-	u64 ready_ns;	    /* runnable, waiting for a CPU */
-	u64 throttled_ns;   /* time in which a cap stopped it */
+	u64 run_ns; /* CPU time used by all its tasks */
+	u64 vcpu_run_ns; /* of which by vCPUs */
+	u64 ready_ns; /* runnable, waiting for a CPU */
+	u64 throttled_ns; /* time in which a cap stopped it */
 	u64 yields_offered; /* directed yields KVM offered */
-	u64 yields_ready;   /* of which the target was a ready sibling */
-	u64 yields_served;  /* of which the target ran next */
+	u64 yields_ready; /* of which the target was a ready sibling */
+	u64 yields_served; /* of which the target ran next */
 	u64 yields_missed[NR_YIELD_MISS];
-	u64 wakeups;	/* from halted (or any sleep) to runnable */
+	u64 wakeups; /* from halted (or any sleep) to runnable */
 	u64 migrations; /* started on another CPU than it last ran on */
 	u64 stacked_ns; /* ready behind a sibling on one CPU although another
 			   CPU of its lane ran no sibling */
@@ -60,16 +60,16 @@ struct group_stats {
 
 /* What Rust reads of a group: the head of the BPF side's struct group. */
 struct cohort_group {
-	u32 kind;      /* enum group_kind */
-	u32 tgid;      /* VM: the process that owns it */
-	u32 weight;    /* cpu.weight among its siblings, 1..10000 */
-	u32 parent;    /* index of the group above it, 0: none */
+	u32 kind; /* enum group_kind */
+	u32 tgid; /* VM: the process that owns it */
+	u32 weight; /* cpu.weight among its siblings, 1..10000 */
+	u32 parent; /* index of the group above it, 0: none */
 	u64 cgroup_id; /* CGROUP: its own; VM: 0 */
-	u64 kvm;       /* VM: address of its struct kvm, an opaque identity */
-	u64 quota_us;  /* cpu.max, 0: no cap */
+	u64 kvm; /* VM: address of its struct kvm, an opaque identity */
+	u64 quota_us; /* cpu.max, 0: no cap */
 	u64 period_us;
-	u32 nr_tasks;	/* CGROUP: tasks below it; VM: its threads */
-	u32 nr_vcpus;	/* VM: threads seen running a vCPU */
+	u32 nr_tasks; /* CGROUP: tasks below it; VM: its threads */
+	u32 nr_vcpus; /* VM: threads seen running a vCPU */
 	u64 created_ns; /* clock of scx_bpf_now() */
 	struct group_stats stats;
 };
@@ -78,8 +78,8 @@ struct cohort_group {
 struct host_stats {
 	u64 queue_exhausted; /* no queue was free: the global DSQ was used */
 	u64 group_exhausted; /* no group was free: the root group was used */
-	u64 lane_exhausted;  /* no lane was free: one CPU's lane was used */
-	u64 stolen;	     /* tasks taken from another domain */
+	u64 lane_exhausted; /* no lane was free: one CPU's lane was used */
+	u64 stolen; /* tasks taken from another domain */
 };
 
 #endif /* COHORT_INTF_H */

@@ -33,9 +33,10 @@ UEI_DEFINE(uei);
 
 enum {
 	DISPATCH_TRIES = 4, /* fronts that a dispatch loses to other CPUs */
-	MOVE_TRIES = 4,	    /* tasks of a front that it may not take */
+	MOVE_TRIES = 4, /* tasks of a front that it may not take */
 	MAX_SIBLINGS = 256, /* waiting ones looked through for a target */
-	STEAL_EACH = 16,    /* dispatches between looks at another domain */
+	YIELD_SLICES = 8, /* how long a yield is owed */
+	STEAL_EACH = 16, /* dispatches between looks at another domain */
 };
 
 /* ---- predicates ---- */
@@ -157,44 +158,50 @@ void BPF_STRUCT_OPS(cohort_dequeue, struct task_struct *p, u64 deq_flags)
 
 /* ---- what runs next ---- */
 
-/* The target of the yield that ended the last task's slice, if it still
- * waits. */
-static bool serve_yield(struct cpu_state *c, s32 cpu, u64 now)
+/* An accepted yield has come to an end: count it. */
+static void end_yield(struct cpu_state *c, bool served)
 {
-	s32 pid = c->yield_pid;
-	struct task_struct *p;
-	struct queue *q;
-	struct group *g;
-	bool served = false;
+	struct group *g = lookup_group(c->yield_group);
 
-	if (!pid)
-		return false;
 	c->yield_pid = 0;
-	if (!vtime_before(now, c->yield_until_ns))
-		return false;
-	q = lookup_queue(c->yield_queue);
-	if (!q)
-		return false;
-	bpf_for_each (scx_dsq, p, c->yield_queue, 0) {
-		if (p->pid != pid)
-			continue;
-		if (!bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
-			break;
-		scx_bpf_dsq_move_set_slice(BPF_FOR_EACH_ITER,
-					   c->yield_slice_ns);
-		served = scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p, SCX_DSQ_LOCAL,
-					  0);
-		break;
-	}
-	g = lookup_group(q->group);
 	if (!g)
-		return served;
+		return;
 	if (served)
 		__sync_fetch_and_add(&g->info.stats.yields_served, 1);
 	else
 		__sync_fetch_and_add(
 			&g->info.stats.yields_missed[YIELD_MISS_LOST], 1);
+}
+
+/* Run the target of the last accepted yield for @slice, if it still waits. */
+static bool serve_yield(struct cpu_state *c, s32 cpu, u64 slice)
+{
+	struct task_struct *p;
+	bool served = false;
+
+	bpf_for_each (scx_dsq, p, c->yield_queue, 0) {
+		if (p->pid != c->yield_pid)
+			continue;
+		if (!bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+			break;
+		scx_bpf_dsq_move_set_slice(BPF_FOR_EACH_ITER, slice);
+		served = scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p, SCX_DSQ_LOCAL,
+					  0);
+		break;
+	}
+	end_yield(c, served);
 	return served;
+}
+
+/* Is a yield to be served when group @id has a turn on @c? */
+static bool owes_yield(struct cpu_state *c, u32 id, u64 now)
+{
+	if (!c->yield_pid || c->yield_group != id)
+		return false;
+	if (vtime_before(now, c->yield_until_ns))
+		return true;
+	end_yield(c, false);
+	return false;
 }
 
 /*
@@ -335,6 +342,13 @@ static bool take_from(u32 id, s32 cpu)
 	return moved;
 }
 
+/* @p, which runs on @c, gets another slice. */
+static void extend(struct cpu_state *c, struct task_struct *p, u64 now)
+{
+	scx_bpf_task_set_slice(p, slice_ns);
+	c->slice_until_ns = now + slice_ns;
+}
+
 /* The contest on @c, if there was one, went to group @id. */
 static void favour(struct cpu_state *c, u32 id, u64 now)
 {
@@ -385,7 +399,8 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		if (tc)
 			charge(prev, tc, c, now);
 	}
-	if (serve_yield(c, cpu, now))
+	if (tc && owes_yield(c, tc->group, now) && c->yield_slice_ns &&
+	    serve_yield(c, cpu, c->yield_slice_ns))
 		return;
 	if (c->nr_dispatches % STEAL_EACH == 0 && steal(c, cpu))
 		return;
@@ -396,12 +411,18 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		c->contested = front.queue != 0;
 		if (tc && goes_on(prev, tc, &front)) {
 			favour(c, tc->group, now);
-			scx_bpf_task_set_slice(prev, slice_ns);
+			if (owes_yield(c, tc->group, now) &&
+			    serve_yield(c, cpu, slice_ns))
+				return;
+			extend(c, prev, now);
 			return;
 		}
 		if (!front.queue || !q)
 			break;
 		favour(c, q->group, now);
+		if (owes_yield(c, q->group, now) &&
+		    serve_yield(c, cpu, slice_ns))
+			return;
 		if (take_from(front.queue, cpu))
 			return;
 	}
@@ -409,7 +430,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		return;
 	/* Fronts were lost to other CPUs: better @prev than an idle CPU. */
 	if (tc && !throttled_by(tc->group))
-		scx_bpf_task_set_slice(prev, slice_ns);
+		extend(c, prev, now);
 }
 
 /*
@@ -426,6 +447,7 @@ bool BPF_STRUCT_OPS(cohort_yield, struct task_struct *from,
 	struct cpu_state *c = lookup_cpu(cpu);
 	struct group *g;
 	u32 queue_id;
+	u64 now;
 
 	if (!to) {
 		scx_bpf_task_set_slice(from, 0);
@@ -454,9 +476,13 @@ bool BPF_STRUCT_OPS(cohort_yield, struct task_struct *from,
 		return false;
 	}
 	__sync_fetch_and_add(&g->info.stats.yields_ready, 1);
-	c->yield_slice_ns = loan_slice(from->scx.slice, slice_ns);
+	if (c->yield_pid)
+		end_yield(c, false); /* its VM had no turn since */
+	now = scx_bpf_now();
+	c->yield_slice_ns = loan_slice(now, c->slice_until_ns, slice_ns);
 	c->yield_queue = queue_id;
-	c->yield_until_ns = scx_bpf_now() + slice_ns;
+	c->yield_group = giver->group;
+	c->yield_until_ns = now + YIELD_SLICES * slice_ns;
 	c->yield_pid = to->pid;
 	scx_bpf_task_set_slice(from, 0);
 	return true;
@@ -522,6 +548,7 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 		account_wait(p, tc, g, c, cpu, now);
 	tc->ready_at_ns = 0;
 	tc->charged_at_ns = tc->run_at_ns = now;
+	c->slice_until_ns = now + p->scx.slice;
 	tc->last_cpu = cpu;
 	if (vtime_before(g->task_vtime_now, tc->vtime))
 		g->task_vtime_now = tc->vtime;

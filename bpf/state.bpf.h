@@ -16,7 +16,7 @@ enum {
 	FIRST_SUBSET_LANE = FIRST_DOMAIN_LANE + MAX_DOMAINS,
 	MAX_LANES = FIRST_SUBSET_LANE + MAX_SUBSETS,
 	MAX_CGROUP_DEPTH = 16, /* levels that weights and caps look up */
-	CACHE_LINE = 128,      /* two lines: the prefetcher takes pairs */
+	CACHE_LINE = 128, /* two lines: the prefetcher takes pairs */
 };
 
 /* Set by Rust before loading. */
@@ -36,13 +36,13 @@ struct host_stats host_stats;
 /* A queue's place among the queues of its lane, or among a cap's parked ones. */
 struct queue_node {
 	struct bpf_rb_node rb;
-	u64 key;   /* virtual time, ns: never ahead of the group's own */
+	u64 key; /* virtual time, ns: never ahead of the group's own */
 	u32 queue; /* index of the queue it stands for */
 };
 
 enum queue_state {
 	QUEUE_FREE = 0,
-	QUEUE_IDLE,   /* holds no task; the node is stashed in the queue */
+	QUEUE_IDLE, /* holds no task; the node is stashed in the queue */
 	QUEUE_LISTED, /* the node is in its lane's tree */
 	QUEUE_PARKED, /* the node waits at the group whose cap is used up */
 };
@@ -50,14 +50,14 @@ enum queue_state {
 /* The waiting tasks of one group that may run on one lane: a DSQ with its index
  * as id, ordered by the tasks' virtual time inside the group. */
 struct queue {
-	u32 state;	/* enum queue_state; changed by compare-and-swap */
-	u32 group;	/* set when made */
-	u32 lane;	/* set when made */
-	u32 next;	/* next queue of the same group; set when made */
+	u32 state; /* enum queue_state; changed by compare-and-swap */
+	u32 group; /* set when made */
+	u32 lane; /* set when made */
+	u32 next; /* next queue of the same group; set when made */
 	s32 nr_waiting; /* tasks that wait; atomic. Ahead of the DSQ's own
 			   count, which an enqueue raises after its op */
-	u32 orphan;	/* its group is gone: free it when it is unlisted */
-	u64 parked_ns;	/* when it was parked */
+	u32 orphan; /* its group is gone: free it when it is unlisted */
+	u64 parked_ns; /* when it was parked */
 	struct queue_node __kptr *node;
 } __attribute__((aligned(CACHE_LINE)));
 
@@ -67,27 +67,30 @@ struct lane {
 	struct bpf_spin_lock lock; /* of tree */
 	struct bpf_rb_root tree __contains(queue_node, rb);
 	u32 nr_listed; /* queues in tree; under lock, read without */
-	u32 domain;    /* that its CPUs belong to */
-	u32 nr_cpus;   /* in it */
-	u32 users;     /* subset: tasks assigned to it; atomic, 0: free */
+	u32 domain; /* that its CPUs belong to */
+	u32 nr_cpus; /* in it */
+	u32 users; /* subset: tasks assigned to it; atomic, 0: free */
 	struct bpf_cpumask __kptr *mask; /* domain and subset lanes */
 } __attribute__((aligned(CACHE_LINE)));
 
 /* What one CPU does. Written by that CPU unless said otherwise. */
 struct cpu_state {
-	u32 group;     /* of the running task, 0: idle */
+	u32 group; /* of the running task, 0: idle */
 	u32 contested; /* a task waited for it at the last dispatch */
-	u64 present;   /* virtual time of the group the last contest favoured */
+	u64 present; /* virtual time of the group the last contest favoured */
 	u64 present_at_ns; /* when that was */
 	u64 nr_dispatches;
-	s32 prev_pid;	 /* the task that ran last */
-	u32 prev_group;	 /* and its group */
+	s32 prev_pid; /* the task that ran last */
+	u32 prev_group; /* and its group */
 	u64 prev_run_ns; /* how long it ran */
 
-	/* The accepted yield that the next dispatch serves. */
-	s32 yield_pid;	    /* its target, 0: none */
-	u32 yield_queue;    /* in which the target waits */
-	u64 yield_slice_ns; /* the loan */
+	u64 slice_until_ns; /* end of the running task's slice */
+
+	/* The accepted yield that is owed to a VM on this CPU. */
+	s32 yield_pid; /* its target, 0: none */
+	u32 yield_queue; /* in which the target waits */
+	u32 yield_group; /* the VM */
+	u64 yield_slice_ns; /* what the yielder had left of its turn */
 	u64 yield_until_ns; /* when the offer is stale */
 
 	u32 lanes[LANES_PER_CPU]; /* subset lanes; any CPU, CAS from 0 */
@@ -101,24 +104,24 @@ struct group {
 	struct bpf_rb_root parked __contains(queue_node, rb);
 	struct bpf_timer cap_timer; /* refills budget_ns each period */
 
-	u64 vtime;	    /* ns of virtual time used; atomic */
+	u64 vtime; /* ns of virtual time used; atomic */
 	u64 task_vtime_now; /* ns: the latest of a task picked inside it */
 
 	/* Activity, from which shares follow. */
-	u32 nr_runnable;   /* own tasks, running ones included; atomic */
-	u32 nr_running;	   /* own tasks on a CPU; atomic */
+	u32 nr_runnable; /* own tasks, running ones included; atomic */
+	u32 nr_running; /* own tasks on a CPU; atomic */
 	s64 active_weight; /* active children, and own tasks if any; atomic */
-	u32 active;	   /* counted in the parent; under lock */
-	u32 contributed;   /* with this weight; under lock */
-	u64 share;	   /* of SHARE_ONE, as of share_at_ns */
+	u32 active; /* counted in the parent; under lock */
+	u32 contributed; /* with this weight; under lock */
+	u64 share; /* of SHARE_ONE, as of share_at_ns */
 	u64 share_at_ns;
 
 	/* cpu.max */
 	u64 quota_ns; /* 0: none */
 	u64 period_ns;
 	u64 burst_ns;
-	s64 budget_ns;	 /* left in this period; atomic */
-	u32 throttled;	 /* it is used up */
+	s64 budget_ns; /* left in this period; atomic */
+	u32 throttled; /* it is used up */
 	u32 timer_ready; /* cap_timer is initialised */
 
 	/* Is everything below it one process? Sums over tasks; atomic. */
@@ -126,28 +129,28 @@ struct group {
 	u64 tgid_sum_sq;
 
 	u64 parent_checked_ns; /* VM: when its place was last looked up */
-	u32 first_queue;       /* list by queue.next; compare-and-swap */
+	u32 first_queue; /* list by queue.next; compare-and-swap */
 } __attribute__((aligned(CACHE_LINE)));
 
 /* What is known of one task. Written in its own ops, under its rq's lock. */
 struct task_ctx {
-	u32 group;	  /* that pays for it */
+	u32 group; /* that pays for it */
 	u32 cgroup_group; /* of its cgroup */
-	u32 queue;	  /* it waits in, 0: none; swapped atomically */
-	u32 lane;	  /* it waits in; valid if lane_domain matches */
-	u32 lane_domain;  /* domain + 1 for which lane was found, 0: none */
-	u32 subset_lane;  /* whose users counts it, 0: none */
+	u32 queue; /* it waits in, 0: none; swapped atomically */
+	u32 lane; /* it waits in; valid if lane_domain matches */
+	u32 lane_domain; /* domain + 1 for which lane was found, 0: none */
+	u32 subset_lane; /* whose users counts it, 0: none */
 	u32 queue_cached; /* queue of (cached_group, cached_lane) */
 	u32 cached_group;
 	u32 cached_lane;
-	u32 is_vcpu;	   /* it was seen inside KVM_RUN */
-	u32 is_runnable;   /* counted in its group's nr_runnable */
-	s32 last_cpu;	   /* it ran on, -1: none */
-	u64 kvm;	   /* of the vCPU it runs */
-	u64 vtime;	   /* ns of virtual time inside its group */
-	u64 ready_at_ns;   /* when it began to wait, 0: it does not */
+	u32 is_vcpu; /* it was seen inside KVM_RUN */
+	u32 is_runnable; /* counted in its group's nr_runnable */
+	s32 last_cpu; /* it ran on, -1: none */
+	u64 kvm; /* of the vCPU it runs */
+	u64 vtime; /* ns of virtual time inside its group */
+	u64 ready_at_ns; /* when it began to wait, 0: it does not */
 	u64 charged_at_ns; /* up to when its running was charged */
-	u64 run_at_ns;	   /* when it started running */
+	u64 run_at_ns; /* when it started running */
 };
 
 /* A VM's identity. KVM may reuse the address after the VM is gone, while its

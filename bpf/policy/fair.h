@@ -19,7 +19,7 @@
 #define COHORT_POLICY_FAIR_H
 
 enum fair_consts {
-	SHARE_ONE = 1 << 24,  /* the whole host; 1,000 equal VMs err 0.006 % */
+	SHARE_ONE = 1 << 24, /* the whole host; 1,000 equal VMs err 0.006 % */
 	WEIGHT_DEFAULT = 100, /* of a cgroup, and of a VM or the tasks in one */
 };
 

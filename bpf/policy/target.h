@@ -9,9 +9,9 @@
 
 /* What is known of an offer when KVM makes it. */
 struct yield_offer {
-	bool sibling;	/* both are vCPUs of one VM */
-	bool ready;	/* the target waits in a queue */
-	bool allowed;	/* its affinity allows the yielder's CPU */
+	bool sibling; /* both are vCPUs of one VM */
+	bool ready; /* the target waits in a queue */
+	bool allowed; /* its affinity allows the yielder's CPU */
 	bool throttled; /* the VM has used up its cap */
 };
 
@@ -32,18 +32,19 @@ static inline s32 yield_verdict(const struct yield_offer *offer)
 }
 
 /*
- * The slice (ns) a yield's target gets: what the yielder had left, so the VM as
- * a whole runs no longer than it would have and no neighbour pays. At least an
- * eighth of a slice, or the switch costs more than it brings; that part is lent
- * by the VM's next turn, for its virtual time is charged like any other.
+ * The slice (ns) that a yield at @now lends to its target: what is left of the
+ * turn that lasts until @until, so that the VM as a whole runs no longer than
+ * it would have and no neighbour pays, however often its vCPUs hand the CPU to
+ * each other. 0: the turn is over, and the target is the first that the VM runs
+ * in its next one.
  */
-static inline u64 loan_slice(u64 left_ns, u64 slice_ns)
+static inline u64 loan_slice(u64 now, u64 until, u64 slice_ns)
 {
-	u64 least_ns = slice_ns / 8;
+	u64 left_ns = until - now;
 
-	if (left_ns > slice_ns)
-		return slice_ns;
-	return left_ns < least_ns ? least_ns : left_ns;
+	if ((s64)left_ns <= 0)
+		return 0;
+	return left_ns < slice_ns ? left_ns : slice_ns;
 }
 
 #endif /* COHORT_POLICY_TARGET_H */

@@ -26,13 +26,28 @@ fn a_refusal_names_its_first_reason() {
 }
 
 proptest! {
-    /// A loan is what was left, but never more than a slice nor less than an eighth of one.
+    /// A loan is what is left of the turn, never more than a slice, and nothing when the turn is over.
     #[test]
-    fn a_loan_is_what_was_left(left: u64, slice in 8u64..1 << 40) {
-        let loan = unsafe { loan_slice(left, slice) };
-        prop_assert!(loan <= slice && loan >= slice / 8);
-        if left >= slice / 8 && left <= slice {
-            prop_assert_eq!(loan, left);
+    fn a_loan_is_what_is_left(now in 0u64..1 << 60, left in -(1i64 << 40)..1 << 40, slice in 1u64..1 << 40) {
+        let now = now + (1 << 41);
+        let loan = unsafe { loan_slice(now, now.wrapping_add_signed(left), slice) };
+        prop_assert_eq!(loan, (left.max(0) as u64).min(slice));
+    }
+
+    /// However often vCPUs hand a turn on, together they run no longer than the turn.
+    #[test]
+    fn handing_on_does_not_prolong_a_turn(hops in prop::collection::vec(1u64..2_000_000, 1..200)) {
+        let slice = 4_000_000;
+        let (mut now, mut until) = (1u64 << 40, (1u64 << 40) + slice);
+        let end = until;
+        for hop in hops {
+            now += hop.min(until - now);
+            let loan = unsafe { loan_slice(now, until, slice) };
+            if loan == 0 {
+                break;
+            }
+            until = now + loan;
         }
+        prop_assert!(now <= end && until <= end);
     }
 }
