@@ -4,7 +4,7 @@
 SHELL := /bin/bash
 CARGO ?= cargo
 LAB := target/release/lab
-CASE ?= all
+CASE ?= spin2
 C_FILES := $(wildcard bpf/*.c bpf/*.h bpf/policy/*.h lab/guest/*.c lab/guest/*.h)
 
 .PHONY: help setup build test check demo bench calibrate install clean
@@ -27,13 +27,13 @@ check: setup ## formatting and lints
 	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
 
 demo: build ## two VMs on two CPUs, stock and Cohort in turns, live; in the lab
-	@$(LAB) demo
+	@$(LAB) boot --dilation 20 --timeout-s 1200 -- lab inside demo
 
-bench: build ## CASE=tlb2|tlb3|spin2|…|all: throughput against the stock scheduler; in the lab
-	@$(LAB) bench $(CASE)
+bench: build ## CASE=spin2 (tlb, spin, pipe, barrier, busy; 2 or 3 VMs): throughput against the stock scheduler; in the lab
+	@lab/bench $(CASE)
 
 calibrate: build ## do the workloads gain from a second CPU in the lab, as they must
-	@$(LAB) calibrate
+	@$(LAB) boot --dilation 20 --timeout-s 3600 -- lab inside calibrate tlb spin barrier busy pipe
 
 install: build ## the program and its systemd unit, below DESTDIR
 	install -D -m 755 target/release/cohort $(DESTDIR)/usr/sbin/cohort

@@ -52,7 +52,7 @@ static __noinline int add_active_weight(u32 id, s64 delta)
 {
 	u32 level;
 
-	bpf_for (level, 0, MAX_CGROUP_DEPTH) {
+	bpf_for(level, 0, MAX_CGROUP_DEPTH) {
 		struct group *g;
 		s64 now;
 
@@ -96,7 +96,7 @@ static u64 group_share(struct group *g, u64 now)
 		return g->share;
 
 	share = fair_child_share(share, WEIGHT_DEFAULT, g->active_weight);
-	bpf_for (level, 0, MAX_CGROUP_DEPTH) {
+	bpf_for(level, 0, MAX_CGROUP_DEPTH) {
 		struct group *parent;
 
 		if (!child->info.parent)
@@ -122,7 +122,7 @@ static u32 throttled_by(u32 id)
 
 	if (!nr_capped)
 		return 0;
-	bpf_for (level, 0, MAX_CGROUP_DEPTH) {
+	bpf_for(level, 0, MAX_CGROUP_DEPTH) {
 		struct group *g;
 
 		if (!id)
@@ -144,7 +144,7 @@ static void spend_caps(u32 id, u64 used_ns)
 
 	if (!nr_capped)
 		return;
-	bpf_for (level, 0, MAX_CGROUP_DEPTH) {
+	bpf_for(level, 0, MAX_CGROUP_DEPTH) {
 		struct group *g;
 
 		if (!id)
@@ -215,7 +215,7 @@ static int refill_cap(void *map, u32 *key, struct group *g)
 	if (refilled > 0 || !g->quota_ns)
 		g->throttled = 0;
 	if (!g->throttled) {
-		bpf_for (i, 0, MAX_PARKED)
+		bpf_for(i, 0, MAX_PARKED)
 			if (!unpark_one(g, now))
 				break;
 	}
@@ -351,7 +351,7 @@ static __noinline int count_process(u32 id, u32 tgid, s32 change)
 {
 	u32 level;
 
-	bpf_for (level, 0, MAX_CGROUP_DEPTH) {
+	bpf_for(level, 0, MAX_CGROUP_DEPTH) {
 		struct group *g;
 
 		/* The root holds everything: never one process's. */
@@ -378,7 +378,7 @@ static u32 place_of_vm(u32 id)
 {
 	u32 level, place = id;
 
-	bpf_for (level, 0, MAX_CGROUP_DEPTH) {
+	bpf_for(level, 0, MAX_CGROUP_DEPTH) {
 		struct group *g;
 
 		if (!id || id == root_group)
@@ -421,7 +421,7 @@ static bool vm_get(struct group *g)
 {
 	u32 i;
 
-	bpf_for (i, 0, 64) {
+	bpf_for(i, 0, 64) {
 		u32 nr = g->info.nr_tasks;
 
 		if (!nr)

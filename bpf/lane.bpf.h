@@ -13,7 +13,7 @@ static bool lane_get(struct lane *lane)
 {
 	u32 i;
 
-	bpf_for (i, 0, 16) {
+	bpf_for(i, 0, 16) {
 		u32 users = lane->users;
 
 		if (!users)
@@ -30,12 +30,12 @@ static __noinline int lane_detach(u32 id)
 {
 	u32 cpu, slot;
 
-	bpf_for (cpu, 0, nr_cpus) {
+	bpf_for(cpu, 0, nr_cpus) {
 		struct cpu_state *c = lookup_cpu(cpu);
 
 		if (!c)
 			break;
-		bpf_for (slot, 0, LANES_PER_CPU) {
+		bpf_for(slot, 0, LANES_PER_CPU) {
 			u32 *entry = &c->lanes[slot & (LANES_PER_CPU - 1)];
 
 			__sync_val_compare_and_swap(entry, id, 0);
@@ -76,7 +76,7 @@ static bool lane_attach(u32 id, u32 cpu)
 
 	if (!c)
 		return false;
-	bpf_for (slot, 0, LANES_PER_CPU) {
+	bpf_for(slot, 0, LANES_PER_CPU) {
 		u32 *entry = &c->lanes[slot & (LANES_PER_CPU - 1)];
 
 		if (!*entry && !__sync_val_compare_and_swap(entry, 0, id))
@@ -106,7 +106,7 @@ static u32 make_lane(struct bpf_cpumask *cpus, u32 domain_id)
 	lane->domain = domain_id;
 	lane->nr_cpus = bpf_cpumask_weight(cast_mask(cpus));
 	lane->users = 1;
-	bpf_for (cpu, 0, nr_cpus)
+	bpf_for(cpu, 0, nr_cpus)
 		if (bpf_cpumask_test_cpu(cpu, cast_mask(cpus)) &&
 		    !lane_attach(id, cpu))
 			complete = false;
@@ -145,7 +145,7 @@ static u32 subset_lane(struct task_struct *p, u32 domain_id)
 		bpf_cpumask_release(mine);
 		return 0;
 	}
-	bpf_for (slot, 0, LANES_PER_CPU) {
+	bpf_for(slot, 0, LANES_PER_CPU) {
 		u32 id = first->lanes[slot & (LANES_PER_CPU - 1)];
 		struct lane *lane;
 

@@ -11,9 +11,9 @@
  * groups that wait in those, never with CPUs or VMs.
  *
  * A listed queue stands in its lane's tree by its group's virtual time as of
- * when it was listed. Groups only pay, so a key is never ahead of the truth; a
- * CPU that finds the first one stale puts it back where it belongs and looks
- * again.
+ * when it was listed. Groups pay meanwhile, so a key may lie behind the truth; a
+ * CPU that finds the first one behind puts it where it belongs and looks again.
+ * Ahead it can only be by a debt that was forgiven elsewhere since.
  */
 #ifndef COHORT_QUEUE_BPF_H
 #define COHORT_QUEUE_BPF_H
@@ -224,7 +224,7 @@ static u32 make_queue(u32 group_id, u32 lane_id)
 		known = bpf_map_lookup_elem(&queue_of, &key);
 		return known ? *known : 0;
 	}
-	bpf_for (i, 0, 16) {
+	bpf_for(i, 0, 16) {
 		u32 head = g->first_queue;
 
 		q->next = head;
@@ -258,7 +258,7 @@ static void free_queues_of(struct group *g)
 	u32 id = __sync_lock_test_and_set(&g->first_queue, 0);
 	u32 i;
 
-	bpf_for (i, 0, MAX_QUEUES) {
+	bpf_for(i, 0, MAX_QUEUES) {
 		struct queue_key key;
 		struct queue *q;
 		u32 next;

@@ -105,9 +105,26 @@ static u64 task_key(struct task_ctx *tc, struct group *g)
 	return tc->vtime - head_start;
 }
 
+/* An idle CPU that may run @p gets it at once, in whichever domain: its queues
+ * need not be among those that CPU serves. */
+static bool give_to_idle(struct task_struct *p, struct task_ctx *tc,
+			 u64 enq_flags)
+{
+	s32 idle;
+
+	if (throttled_by(tc->group))
+		return false;
+	idle = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
+	if (idle < 0)
+		return false;
+	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL_ON | idle, slice_ns, enq_flags);
+	scx_bpf_kick_cpu(idle, SCX_KICK_IDLE);
+	return true;
+}
+
 void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 {
-	s32 cpu = scx_bpf_task_cpu(p), idle;
+	s32 cpu = scx_bpf_task_cpu(p);
 	struct task_ctx *tc = lookup_task(p);
 	struct cpu_state *c = lookup_cpu(cpu);
 	u64 now = scx_bpf_now(), vtime;
@@ -124,6 +141,10 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 		return;
 	}
 	find_group(p, tc);
+	if (!tc->ready_at_ns)
+		tc->ready_at_ns = now;
+	if (give_to_idle(p, tc, enq_flags))
+		return;
 	lane_id = lane_for(p, tc, cpu);
 	queue_id = find_queue(tc, tc->group, lane_id);
 	g = lookup_group(tc->group);
@@ -134,17 +155,12 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 		return;
 	}
 	vtime = settle_vtime(g, c, now);
-	if (!tc->ready_at_ns)
-		tc->ready_at_ns = now;
 	scx_bpf_dsq_insert_vtime(p, queue_id, slice_ns, task_key(tc, g),
 				 enq_flags);
 	tc->queue = queue_id;
 	queue_add_waiter(queue_id, q, vtime);
 
-	idle = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
-	if (idle >= 0)
-		scx_bpf_kick_cpu(idle, SCX_KICK_IDLE);
-	else if (enq_flags & SCX_ENQ_WAKEUP)
+	if (enq_flags & SCX_ENQ_WAKEUP)
 		preempt_if_due(tc, g, vtime, cpu);
 }
 
@@ -178,10 +194,14 @@ static bool serve_yield(struct cpu_state *c, s32 cpu, u64 slice)
 {
 	struct task_struct *p;
 	bool served = false;
+	u32 seen = 0;
 
-	bpf_for_each (scx_dsq, p, c->yield_queue, 0) {
-		if (p->pid != c->yield_pid)
+	bpf_for_each(scx_dsq, p, c->yield_queue, 0) {
+		if (p->pid != c->yield_pid) {
+			if (++seen >= MAX_SIBLINGS)
+				break;
 			continue;
+		}
 		if (!bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
 			break;
 		scx_bpf_dsq_move_set_slice(BPF_FOR_EACH_ITER, slice);
@@ -216,7 +236,7 @@ static __noinline int lane_front(u32 lane_id, struct front *front)
 	if (!front || !lane)
 		return 0;
 	front->queue = 0;
-	bpf_for (i, 0, FRONT_TRIES) {
+	bpf_for(i, 0, FRONT_TRIES) {
 		struct queue_node *node;
 		struct bpf_rb_node *rb;
 		struct group *g;
@@ -288,7 +308,7 @@ static void find_front(struct cpu_state *c, s32 cpu, struct front *best)
 	take_earlier(best, cpu);
 	take_earlier(best,
 		     FIRST_DOMAIN_LANE + cpu_domain[cpu & (MAX_CPUS - 1)]);
-	bpf_for (slot, 0, LANES_PER_CPU) {
+	bpf_for(slot, 0, LANES_PER_CPU) {
 		u32 id = c->lanes[slot & (LANES_PER_CPU - 1)];
 
 		if (id)
@@ -315,7 +335,7 @@ static bool goes_on(struct task_struct *prev, struct task_ctx *tc,
 		return false;
 	if (q->group != tc->group)
 		return vtime_before(g->vtime, front->key);
-	bpf_for_each (scx_dsq, head, front->queue, 0) {
+	bpf_for_each(scx_dsq, head, front->queue, 0) {
 		first = vtime_before(tc->vtime, head->scx.dsq_vtime);
 		break;
 	}
@@ -329,7 +349,7 @@ static bool take_from(u32 id, s32 cpu)
 	bool moved = false;
 	u32 tries = 0;
 
-	bpf_for_each (scx_dsq, p, id, 0) {
+	bpf_for_each(scx_dsq, p, id, 0) {
 		if (bpf_cpumask_test_cpu(cpu, p->cpus_ptr)) {
 			moved = scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p,
 						 SCX_DSQ_LOCAL, 0);
@@ -405,7 +425,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 	if (c->nr_dispatches % STEAL_EACH == 0 && steal(c, cpu))
 		return;
 
-	bpf_for (i, 0, DISPATCH_TRIES) {
+	bpf_for(i, 0, DISPATCH_TRIES) {
 		find_front(c, cpu, &front);
 		q = lookup_queue(front.queue);
 		c->contested = front.queue != 0;
@@ -466,6 +486,8 @@ bool BPF_STRUCT_OPS(cohort_yield, struct task_struct *from,
 	offer.throttled = throttled_by(giver->group) != 0;
 
 	__sync_fetch_and_add(&g->info.stats.yields_offered, 1);
+	if (offer.sibling && offer.ready)
+		__sync_fetch_and_add(&g->info.stats.yields_ready, 1);
 	verdict = yield_verdict(&offer);
 	if (verdict >= 0) {
 		u32 reason = verdict;
@@ -475,9 +497,10 @@ bool BPF_STRUCT_OPS(cohort_yield, struct task_struct *from,
 				&g->info.stats.yields_missed[reason], 1);
 		return false;
 	}
-	__sync_fetch_and_add(&g->info.stats.yields_ready, 1);
 	if (c->yield_pid)
-		end_yield(c, false); /* its VM had no turn since */
+		end_yield(
+			c,
+			false); /* no turn came for it: one is owed at a time */
 	now = scx_bpf_now();
 	c->yield_slice_ns = loan_slice(now, c->slice_until_ns, slice_ns);
 	c->yield_queue = queue_id;
@@ -763,7 +786,7 @@ static int init_domain_lane(u32 domain_id)
 	mask = bpf_cpumask_create();
 	if (!mask)
 		return -ENOMEM;
-	bpf_for (cpu, 0, nr_cpus)
+	bpf_for(cpu, 0, nr_cpus)
 		if (cpu_domain[cpu & (MAX_CPUS - 1)] == domain_id)
 			bpf_cpumask_set_cpu(cpu, mask);
 	lane->domain = domain_id;
@@ -779,15 +802,15 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_init)
 	u32 i, id;
 	s32 err;
 
-	bpf_for (i, 1, MAX_GROUPS) {
+	bpf_for(i, 1, MAX_GROUPS) {
 		id = i;
 		bpf_map_push_elem(&free_groups, &id, 0);
 	}
-	bpf_for (i, 0, MAX_SUBSETS) {
+	bpf_for(i, 0, MAX_SUBSETS) {
 		id = FIRST_SUBSET_LANE + i;
 		bpf_map_push_elem(&free_lanes, &id, 0);
 	}
-	bpf_for (i, 0, nr_cpus) {
+	bpf_for(i, 0, nr_cpus) {
 		struct lane *lane = lookup_lane(i);
 
 		if (!lane)
@@ -795,12 +818,12 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_init)
 		lane->domain = cpu_domain[i & (MAX_CPUS - 1)];
 		lane->nr_cpus = 1;
 	}
-	bpf_for (i, 0, nr_domains) {
+	bpf_for(i, 0, nr_domains) {
 		err = init_domain_lane(i);
 		if (err)
 			return err;
 	}
-	bpf_for (i, 1, MAX_QUEUES) {
+	bpf_for(i, 1, MAX_QUEUES) {
 		id = i;
 		err = scx_bpf_create_dsq(i, -1);
 		if (err)

@@ -36,7 +36,7 @@ struct host_stats host_stats;
 /* A queue's place among the queues of its lane, or among a cap's parked ones. */
 struct queue_node {
 	struct bpf_rb_node rb;
-	u64 key; /* virtual time, ns: never ahead of the group's own */
+	u64 key; /* virtual time of its group when it was listed, ns */
 	u32 queue; /* index of the queue it stands for */
 };
 

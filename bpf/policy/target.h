@@ -9,7 +9,7 @@
 
 /* What is known of an offer when KVM makes it. */
 struct yield_offer {
-	bool sibling; /* both are vCPUs of one VM */
+	bool sibling; /* both are threads of one VM */
 	bool ready; /* the target waits in a queue */
 	bool allowed; /* its affinity allows the yielder's CPU */
 	bool throttled; /* the VM has used up its cap */

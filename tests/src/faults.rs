@@ -19,20 +19,37 @@ use crate::Test;
 use crate::host::{Guest, HostLoad, PATIENCE, busy, cohort_stats, lab, start_cohort, stop_cohort};
 
 pub const TESTS: &[Test] = &[
-    ("entering_and_leaving_50_times_never_stops_a_guest", enter_and_leave),
-    ("affinities_that_change_all_the_time_are_obeyed", affinity_churn),
+    (
+        "entering_and_leaving_50_times_never_stops_a_guest",
+        enter_and_leave,
+    ),
+    (
+        "affinities_that_change_all_the_time_are_obeyed",
+        affinity_churn,
+    ),
     ("cpus_going_offline_and_online_lose_no_task", cpu_hotplug),
     ("a_thousand_vms_come_and_go", vm_churn),
     ("cgroups_with_tasks_come_move_and_go", cgroup_churn),
-    ("twenty_booted_guests_come_and_go_and_one_is_killed", booted_churn),
-    ("kill_9_gives_the_host_back_and_the_next_start_says_so", killed),
-    ("the_kernel_removing_it_is_told_by_its_exit_code", removed_by_sysrq),
+    (
+        "twenty_booted_guests_come_and_go_and_one_is_killed",
+        booted_churn,
+    ),
+    (
+        "kill_9_gives_the_host_back_and_the_next_start_says_so",
+        killed,
+    ),
+    (
+        "the_kernel_removing_it_is_told_by_its_exit_code",
+        removed_by_sysrq,
+    ),
 ];
 
 /// The guest's progress moves on within `PATIENCE`.
 fn assert_progress(guest: &Guest) -> Result<()> {
     let before = guest.micro.state.progress();
-    wait_for("progress of a guest", PATIENCE, || Ok((guest.micro.state.progress() > before).then_some(())))
+    wait_for("progress of a guest", PATIENCE, || {
+        Ok((guest.micro.state.progress() > before).then_some(()))
+    })
 }
 
 fn enter_and_leave() -> Result<()> {
@@ -57,7 +74,14 @@ fn affinity_churn() -> Result<()> {
     let guest = Guest::busy("beside", 2)?;
     let cohort = start_cohort()?;
     let mut command = Command::new("stress-ng");
-    command.args(["--quiet", "--affinity", "4", "--affinity-rand", "--timeout", "10"]);
+    command.args([
+        "--quiet",
+        "--affinity",
+        "4",
+        "--affinity-rand",
+        "--timeout",
+        "10",
+    ]);
     let mut churn = start(command, &[], None)?;
     let load = HostLoad::start("moved", &[0, 0, 0], &[])?;
     let until = Instant::now() + Duration::from_secs(10);
@@ -66,21 +90,37 @@ fn affinity_churn() -> Result<()> {
     while Instant::now() < until {
         // Every set of CPUs in turn, as taskset sees them: 1, 2, 3 (0 and 1), …
         for pid in load.pids() {
-            let status = Command::new("taskset").args(["-p", &format!("{mask:x}"), &pid.to_string()]).output()?;
-            ensure!(status.status.success(), "taskset: {}", String::from_utf8_lossy(&status.stderr));
+            let status = Command::new("taskset")
+                .args(["-p", &format!("{mask:x}"), &pid.to_string()])
+                .output()?;
+            ensure!(
+                status.status.success(),
+                "taskset: {}",
+                String::from_utf8_lossy(&status.stderr)
+            );
         }
         mask = mask % ((1 << all) - 1) + 1;
     }
-    ensure!(churn.wait()?.success(), "stress-ng --affinity found a fault");
+    ensure!(
+        churn.wait()?.success(),
+        "stress-ng --affinity found a fault"
+    );
     assert_progress(&guest)?;
     let stats = cohort_stats()?;
-    ensure!(stats.exhausted == 0, "{} tasks found no queue, group or lane", stats.exhausted);
+    ensure!(
+        stats.exhausted == 0,
+        "{} tasks found no queue, group or lane",
+        stats.exhausted
+    );
     stop_cohort(cohort)
 }
 
 fn cpu_hotplug() -> Result<()> {
     let cpus = lab()?.guest_cpus;
-    let (guest, load) = (Guest::busy("beside", 3)?, HostLoad::start("load", &[0, 0], &cpus)?);
+    let (guest, load) = (
+        Guest::busy("beside", 3)?,
+        HostLoad::start("load", &[0, 0], &cpus)?,
+    );
     let cohort = start_cohort()?;
     let online = format!("/sys/devices/system/cpu/cpu{}/online", cpus[1]);
     for _ in 0..10 {
@@ -106,8 +146,16 @@ fn vm_churn() -> Result<()> {
     }
     assert_progress(&beside)?;
     let stats = cohort_stats()?;
-    ensure!(stats.vms.len() <= before.max(1), "VMs that are gone are still known: {:?}", stats.vms);
-    ensure!(stats.exhausted == 0, "{} tasks found no queue, group or lane", stats.exhausted);
+    ensure!(
+        stats.vms.len() <= before.max(1),
+        "VMs that are gone are still known: {:?}",
+        stats.vms
+    );
+    ensure!(
+        stats.exhausted == 0,
+        "{} tasks found no queue, group or lane",
+        stats.exhausted
+    );
     stop_cohort(cohort)
 }
 
@@ -123,7 +171,10 @@ fn cgroup_churn() -> Result<()> {
         }
     }
     assert_progress(&guest)?;
-    ensure!(cohort_stats()?.exhausted == 0, "groups of cgroups that are gone were not given back");
+    ensure!(
+        cohort_stats()?.exhausted == 0,
+        "groups of cgroups that are gone were not given back"
+    );
     stop_cohort(cohort)
 }
 
@@ -132,7 +183,13 @@ fn booted_churn() -> Result<()> {
     let cohort = start_cohort()?;
     for round in 0..5 {
         let specs = (0..4)
-            .map(|i| GuestSpec::new(&format!("booted{round}-{i}"), 2, Workload::new("busy", &lab)))
+            .map(|i| {
+                GuestSpec::new(
+                    &format!("booted{round}-{i}"),
+                    2,
+                    Workload::new("busy", &lab),
+                )
+            })
             .collect();
         let mut guests: Vec<BootedGuest> = start_all(&lab, specs, Duration::from_secs(180))?;
         // kill -9, in the middle of its work.
@@ -156,7 +213,10 @@ fn killed() -> Result<()> {
     assert_progress(&guest)?;
     let cohort = start_cohort()?;
     let said = cohort.output();
-    ensure!(said.contains("killed"), "the next start does not say that the last run was killed: {said}");
+    ensure!(
+        said.contains("killed"),
+        "the next start does not say that the last run was killed: {said}"
+    );
     stop_cohort(cohort)
 }
 
@@ -164,11 +224,19 @@ fn killed() -> Result<()> {
 fn removed_by_sysrq() -> Result<()> {
     let guest = Guest::busy("survivor", 2)?;
     let mut process = start(cohort_command(), &[], None)?;
-    wait_for("cohort taking over", PATIENCE, || Ok((scheduler::state()? == "enabled").then_some(())))?;
+    wait_for("cohort taking over", PATIENCE, || {
+        Ok((scheduler::state()? == "enabled").then_some(()))
+    })?;
     fs::write("/proc/sysrq-trigger", "S").context("SysRq cannot be used")?;
     let status = wait_for("the end of cohort", PATIENCE, || Ok(process.try_wait()?))?;
-    ensure!(status.code() == Some(Exit::RemovedByOthers.code().into()), "it ended with {status}");
-    ensure!(scheduler::state()? == "disabled", "sched_ext is not disabled");
+    ensure!(
+        status.code() == Some(Exit::RemovedByOthers.code().into()),
+        "it ended with {status}"
+    );
+    ensure!(
+        scheduler::state()? == "disabled",
+        "sched_ext is not disabled"
+    );
     assert_progress(&guest)
 }
 

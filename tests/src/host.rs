@@ -15,7 +15,7 @@ use cohort_lab::inside::process::{confine, start};
 use cohort_lab::inside::scheduler::{RunningScheduler, Scheduler};
 use cohort_micro::{Running, Spec};
 
-/// A stall this long ends the scheduler in every test, real hosts allow 30 s.
+/// A stall this long ends the scheduler in every test, well below the default.
 const WATCHDOG_MS: &str = "2000";
 const MICRO: &str = "/cohort/bin/micro";
 const COHORT: &str = "/cohort/bin/cohort";
@@ -33,7 +33,12 @@ pub fn start_cohort() -> Result<RunningScheduler> {
 pub fn stop_cohort(mut cohort: RunningScheduler) -> Result<()> {
     cohort.check()?;
     let exit = cohort.stop()?;
-    ensure!(exit.status.success(), "cohort ended with {}: {}", exit.status, exit.output);
+    ensure!(
+        exit.status.success(),
+        "cohort ended with {}: {}",
+        exit.status,
+        exit.output
+    );
     ensure!(
         exit.back_to_stock_after < Duration::from_secs(1),
         "the host was back on its own scheduler only after {:?}",
@@ -91,7 +96,9 @@ impl Subject for Guest {
 
 /// A guest whose `vcpus` compute all the time.
 pub fn busy(name: &str, vcpus: usize) -> Spec {
-    (0..vcpus).fold(Spec::new(name), |spec, _| spec.vcpu("loop: compute 1000000"))
+    (0..vcpus).fold(Spec::new(name), |spec, _| {
+        spec.vcpu("loop: compute 1000000")
+    })
 }
 
 /// Ordinary processes that compute all the time, in a cgroup of their own.
@@ -122,7 +129,10 @@ impl HostLoad {
 
     /// CPU time of each process, ns.
     pub fn cpu_times_ns(&self) -> Result<Vec<u64>> {
-        self.children.iter().map(|child| cpu_time_ns(child.id())).collect()
+        self.children
+            .iter()
+            .map(|child| cpu_time_ns(child.id()))
+            .collect()
     }
 }
 
@@ -146,22 +156,44 @@ impl Drop for HostLoad {
 pub fn cpu_time_ns(pid: u32) -> Result<u64> {
     let path = format!("/proc/{pid}/schedstat");
     let text = std::fs::read_to_string(&path).with_context(|| format!("{path} cannot be read"))?;
-    text.split(' ').next().context("schedstat is empty")?.parse().context("schedstat is no number")
+    text.split(' ')
+        .next()
+        .context("schedstat is empty")?
+        .parse()
+        .context("schedstat is no number")
 }
 
 /// What fraction of their common CPU time each subject gets in `window`, after a moment to settle, and how many CPUs
 /// they used together.
 pub fn shares(subjects: &[&dyn Subject], window: Duration) -> Result<(Vec<f64>, f64)> {
     sleep(Duration::from_millis(300));
-    let read = || subjects.iter().map(|subject| subject.cgroup().usage_us()).collect::<Result<Vec<_>>>();
+    let read = || {
+        subjects
+            .iter()
+            .map(|subject| subject.cgroup().usage_us())
+            .collect::<Result<Vec<_>>>()
+    };
     let (before, start) = (read()?, Instant::now());
     sleep(window);
     let (after, elapsed) = (read()?, start.elapsed());
-    let used: Vec<f64> = before.iter().zip(&after).map(|(before, after)| (after - before) as f64).collect();
+    let used: Vec<f64> = before
+        .iter()
+        .zip(&after)
+        .map(|(before, after)| (after - before) as f64)
+        .collect();
     let total: f64 = used.iter().sum();
     ensure!(total > 0.0, "nobody used any CPU time");
-    println!("    shares {:?} of {:.2} CPUs", used.iter().map(|used| round(used / total)).collect::<Vec<_>>(), total / elapsed.as_micros() as f64);
-    Ok((used.iter().map(|used| used / total).collect(), total / elapsed.as_micros() as f64))
+    println!(
+        "    shares {:?} of {:.2} CPUs",
+        used.iter()
+            .map(|used| round(used / total))
+            .collect::<Vec<_>>(),
+        total / elapsed.as_micros() as f64
+    );
+    Ok((
+        used.iter().map(|used| used / total).collect(),
+        total / elapsed.as_micros() as f64,
+    ))
 }
 
 fn round(share: f64) -> f64 {
@@ -183,14 +215,27 @@ pub fn assert_ratio(shares: &[f64], weights: &[f64], tolerance: f64) -> Result<(
 
 /// What Cohort counted since it was loaded.
 pub fn cohort_stats() -> Result<HostStats> {
-    let output = Command::new(COHORT).args(["stats", "--json", "--count", "1"]).output().context("cohort stats")?;
-    ensure!(output.status.success(), "cohort stats: {}", String::from_utf8_lossy(&output.stderr));
-    serde_json::from_slice(&output.stdout).context("cohort stats prints JSON that this test does not know")
+    let output = Command::new(COHORT)
+        .args(["stats", "--json", "--count", "1"])
+        .output()
+        .context("cohort stats")?;
+    ensure!(
+        output.status.success(),
+        "cohort stats: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    serde_json::from_slice(&output.stdout)
+        .context("cohort stats prints JSON that this test does not know")
 }
 
 /// What Cohort counted for the VM of process `pid` since it was loaded.
 pub fn vm_stats(pid: u32) -> Result<VmStats> {
     let stats = cohort_stats()?;
     let vm = stats.vms.values().find(|vm| vm.tgid == pid).cloned();
-    vm.with_context(|| format!("cohort does not know the VM of process {pid}, only {:?}", stats.vms))
+    vm.with_context(|| {
+        format!(
+            "cohort does not know the VM of process {pid}, only {:?}",
+            stats.vms
+        )
+    })
 }

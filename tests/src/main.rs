@@ -42,12 +42,17 @@ fn main() {
         Suite::Yields => yields::TESTS,
         Suite::Faults => faults::TESTS,
     };
-    let mut arguments = Arguments::from_iter(std::iter::once("cohort-tests".to_owned()).chain(cli.harness));
+    let mut arguments =
+        Arguments::from_iter(std::iter::once("cohort-tests".to_owned()).chain(cli.harness));
     // The host has one scheduler, so there is one test at a time.
     arguments.test_threads = Some(1);
     let trials = tests
         .iter()
-        .map(|(name, test)| Trial::test(*name, move || test().map_err(|error| format!("{error:#}").into())))
+        .map(|(name, test)| {
+            Trial::test(*name, move || {
+                test().map_err(|error| format!("{error:#}").into())
+            })
+        })
         .collect();
     libtest_mimic::run(&arguments, trials).exit();
 }

@@ -9,7 +9,9 @@ use anyhow::{Context, Result, ensure};
 use cohort_lab::inside::cgroup::{Cgroup, CpuMax};
 
 use crate::Test;
-use crate::host::{Guest, HostLoad, Subject, assert_ratio, busy, lab, shares, start_cohort, stop_cohort};
+use crate::host::{
+    Guest, HostLoad, Subject, assert_ratio, busy, lab, shares, start_cohort, stop_cohort,
+};
 
 pub const TESTS: &[Test] = &[
     ("two_busy_vms_get_equal_shares", || equal_vms(2)),
@@ -17,12 +19,18 @@ pub const TESTS: &[Test] = &[
     ("four_busy_vms_get_equal_shares", || equal_vms(4)),
     ("weights_of_100_200_and_400_give_1_to_2_to_4", weighted_vms),
     ("weights_compound_along_the_hierarchy", nested_weights),
-    ("a_vm_of_4_vcpus_gets_no_more_than_one_of_1", wide_and_narrow),
+    (
+        "a_vm_of_4_vcpus_gets_no_more_than_one_of_1",
+        wide_and_narrow,
+    ),
     ("a_host_cgroup_and_a_vm_share_by_weight", host_and_vm),
     ("a_cap_of_50_percent_holds", capped_vm),
     ("a_cap_above_a_vm_holds_for_it", capped_parent),
     ("nice_counts_inside_a_cgroup", nice),
-    ("pinned_vcpus_run_where_they_are_pinned_and_share_fairly", pinned_vms),
+    (
+        "pinned_vcpus_run_where_they_are_pinned_and_share_fairly",
+        pinned_vms,
+    ),
     ("a_changed_weight_counts_at_once", changed_weight),
 ];
 
@@ -38,7 +46,10 @@ fn measured(subjects: &[&dyn Subject]) -> Result<(Vec<f64>, f64)> {
 /// The lab's CPUs for guests must be used to the full, or shares mean nothing.
 fn assert_used(cpus: f64) -> Result<()> {
     let available = lab()?.guest_cpus.len() as f64;
-    ensure!(cpus > 0.97 * available, "only {cpus:.3} of {available} CPUs were used while work waited");
+    ensure!(
+        cpus > 0.97 * available,
+        "only {cpus:.3} of {available} CPUs were used while work waited"
+    );
     Ok(())
 }
 
@@ -47,7 +58,9 @@ fn as_subjects(guests: &[Guest]) -> Vec<&dyn Subject> {
 }
 
 fn equal_vms(count: usize) -> Result<()> {
-    let guests = (0..count).map(|i| Guest::busy(&format!("equal{i}"), 2)).collect::<Result<Vec<_>>>()?;
+    let guests = (0..count)
+        .map(|i| Guest::busy(&format!("equal{i}"), 2))
+        .collect::<Result<Vec<_>>>()?;
     let (shares, cpus) = measured(&as_subjects(&guests))?;
     assert_used(cpus)?;
     assert_ratio(&shares, &vec![1.0; count], 0.02)
@@ -89,7 +102,10 @@ fn wide_and_narrow() -> Result<()> {
 
 fn host_and_vm() -> Result<()> {
     let cpus = lab()?.guest_cpus;
-    let (host, vm) = (HostLoad::start("host", &[0, 0], &cpus)?, Guest::busy("vm", 2)?);
+    let (host, vm) = (
+        HostLoad::start("host", &[0, 0], &cpus)?,
+        Guest::busy("vm", 2)?,
+    );
     host.cgroup().set_weight(200)?;
     let (shares, used) = measured(&[&host, &vm])?;
     assert_used(used)?;
@@ -97,10 +113,16 @@ fn host_and_vm() -> Result<()> {
 }
 
 fn capped(cgroup: &Cgroup, vm: &Guest, other: &Guest) -> Result<()> {
-    cgroup.set_max(CpuMax::Quota { quota_us: 50_000, period_us: 100_000 })?;
+    cgroup.set_max(CpuMax::Quota {
+        quota_us: 50_000,
+        period_us: 100_000,
+    })?;
     let (shares, used) = measured(&[vm, other])?;
     let cpus = shares[0] * used;
-    ensure!((cpus / 0.5 - 1.0).abs() <= 0.03, "a cap of half a CPU gave {cpus:.3} CPUs");
+    ensure!(
+        (cpus / 0.5 - 1.0).abs() <= 0.03,
+        "a cap of half a CPU gave {cpus:.3} CPUs"
+    );
     assert_used(used)
 }
 
@@ -127,31 +149,50 @@ fn nice() -> Result<()> {
     sleep(WINDOW);
     let after = load.cpu_times_ns()?;
     stop_cohort(cohort)?;
-    let used: Vec<f64> = before.iter().zip(&after).map(|(before, after)| (after - before) as f64).collect();
+    let used: Vec<f64> = before
+        .iter()
+        .zip(&after)
+        .map(|(before, after)| (after - before) as f64)
+        .collect();
     let ratio = used[0] / used[1];
     println!("    ratio {ratio:.3}");
-    ensure!((ratio / (1024.0 / 335.0) - 1.0).abs() < 0.05, "nice 0 got {ratio:.3} times what nice 5 got");
+    ensure!(
+        (ratio / (1024.0 / 335.0) - 1.0).abs() < 0.05,
+        "nice 0 got {ratio:.3} times what nice 5 got"
+    );
     Ok(())
 }
 
-/// CPUs that the threads of process `pid` may use, as the kernel tells.
+/// The CPU that thread `tid` of process `pid` last ran on.
 fn last_cpu(pid: u32, tid: u32) -> Result<u32> {
     let path = format!("/proc/{pid}/task/{tid}/stat");
     let text = fs::read_to_string(&path).with_context(|| format!("{path} cannot be read"))?;
     // Fields are counted behind the name, which may hold anything; "processor" is the 39th of all.
     let behind_name = text.rsplit(')').next().context("stat has no name")?;
-    behind_name.split_whitespace().nth(36).context("stat is too short")?.parse().context("processor is no number")
+    behind_name
+        .split_whitespace()
+        .nth(36)
+        .context("stat is too short")?
+        .parse()
+        .context("processor is no number")
 }
 
 fn pinned_vms() -> Result<()> {
     let cpus = lab()?.guest_cpus;
     let pinned = Guest::start_on(&busy("pinned", 2), &cpus[..1])?;
-    let others = [Guest::start_on(&busy("other", 1), &cpus[..1])?, Guest::busy("free", 2)?];
+    let others = [
+        Guest::start_on(&busy("other", 1), &cpus[..1])?,
+        Guest::busy("free", 2)?,
+    ];
     let cohort = start_cohort()?;
     for _ in 0..50 {
         for vcpu in pinned.micro.state.vcpus() {
             let cpu = last_cpu(pinned.micro.pid() as u32, vcpu.tid as u32)?;
-            ensure!(cpu == cpus[0], "a vCPU pinned to CPU {} ran on CPU {cpu}", cpus[0]);
+            ensure!(
+                cpu == cpus[0],
+                "a vCPU pinned to CPU {} ran on CPU {cpu}",
+                cpus[0]
+            );
         }
         sleep(Duration::from_millis(10));
     }

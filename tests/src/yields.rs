@@ -13,9 +13,18 @@ use crate::Test;
 use crate::host::{Guest, busy, lab, shares, start_cohort, stop_cohort, vm_stats};
 
 pub const TESTS: &[Test] = &[
-    ("an_offered_ready_sibling_runs_next", offered_sibling_runs_next),
-    ("a_spinning_vm_takes_nothing_from_its_neighbour", neighbour_keeps_its_share),
-    ("no_other_scheduler_has_counted_a_yield_for_it", counts_start_at_zero),
+    (
+        "an_offered_ready_sibling_runs_next",
+        offered_sibling_runs_next,
+    ),
+    (
+        "a_spinning_vm_takes_nothing_from_its_neighbour",
+        neighbour_keeps_its_share,
+    ),
+    (
+        "no_other_scheduler_has_counted_a_yield_for_it",
+        counts_start_at_zero,
+    ),
 ];
 
 const WINDOW: Duration = Duration::from_secs(3);
@@ -26,11 +35,16 @@ const SERVED: f64 = 0.95;
 fn spinner(name: &str) -> Result<Spec> {
     let window: Quantity = "20us".parse()?;
     let program = "loop: lock; compute 50us; unlock; compute 20us";
-    Ok((0..3).fold(Spec::new(name), |spec, _| spec.vcpu(program)).pause_window(window))
+    Ok((0..3)
+        .fold(Spec::new(name), |spec, _| spec.vcpu(program))
+        .pause_window(window))
 }
 
 fn offered_sibling_runs_next() -> Result<()> {
-    let guests = [Guest::start(&spinner("spin0")?)?, Guest::start(&spinner("spin1")?)?];
+    let guests = [
+        Guest::start(&spinner("spin0")?)?,
+        Guest::start(&spinner("spin1")?)?,
+    ];
     let cohort = start_cohort()?;
     sleep(WINDOW);
     for guest in &guests {
@@ -39,9 +53,17 @@ fn offered_sibling_runs_next() -> Result<()> {
             "    offered {}, target ready {}, served {}, missed {:?}",
             vm.yields_offered, vm.yields_ready, vm.yields_served, vm.yields_missed
         );
-        ensure!(vm.yields_ready > 100, "only {} yields had a ready target: nothing is proven", vm.yields_ready);
+        ensure!(
+            vm.yields_ready > 100,
+            "only {} yields had a ready target: nothing is proven",
+            vm.yields_ready
+        );
         let served = vm.yields_served as f64 / vm.yields_ready as f64;
-        ensure!(served >= SERVED, "only {:.1} % of the yields ran their target next", 100.0 * served);
+        ensure!(
+            served >= SERVED,
+            "only {:.1} % of the yields ran their target next",
+            100.0 * served
+        );
     }
     stop_cohort(cohort)
 }
@@ -55,7 +77,10 @@ fn neighbour_keeps_its_share() -> Result<()> {
         stop_cohort(cohort)?;
         Ok(shares[0])
     };
-    let (beside_busy, beside_spinner) = (share_beside(busy("calm", 3))?, share_beside(spinner("spinner")?)?);
+    let (beside_busy, beside_spinner) = (
+        share_beside(busy("calm", 3))?,
+        share_beside(spinner("spinner")?)?,
+    );
     ensure!(
         (beside_spinner - beside_busy).abs() <= 0.01,
         "beside a spinning VM the neighbour has {beside_spinner:.4}, beside a busy one {beside_busy:.4}"
@@ -66,14 +91,21 @@ fn neighbour_keeps_its_share() -> Result<()> {
 fn counts_start_at_zero() -> Result<()> {
     let guest = Guest::start(&spinner("before")?)?;
     // Yields under the stock scheduler first: none of them may be counted.
-    ensure!(Scheduler::Stock.start()?.is_none(), "the stock scheduler is nothing to start");
+    ensure!(
+        Scheduler::Stock.start()?.is_none(),
+        "the stock scheduler is nothing to start"
+    );
     sleep(Duration::from_secs(1));
     println!("    {}", lab()?.describe());
     let busy = Guest::busy("lonely", 2)?;
     let cohort = start_cohort()?;
     sleep(Duration::from_secs(1));
     let vm = vm_stats(busy.micro.pid() as u32)?;
-    ensure!(vm.yields_offered == 0, "{} yields were counted for a VM that never spins", vm.yields_offered);
+    ensure!(
+        vm.yields_offered == 0,
+        "{} yields were counted for a VM that never spins",
+        vm.yields_offered
+    );
     drop(guest);
     stop_cohort(cohort)
 }

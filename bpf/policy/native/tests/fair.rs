@@ -21,7 +21,9 @@ fn refill(budget: i64, quota: u64, burst: u64) -> i64 {
 }
 fn one_process_of(tgids: &[u64]) -> bool {
     let sum = tgids.iter().copied().fold(0u64, u64::wrapping_add);
-    let squares = tgids.iter().fold(0u64, |acc, t| acc.wrapping_add(t.wrapping_mul(*t)));
+    let squares = tgids
+        .iter()
+        .fold(0u64, |acc, t| acc.wrapping_add(t.wrapping_mul(*t)));
     unsafe { one_process(tgids.len() as u64, sum, squares) }
 }
 
@@ -30,7 +32,10 @@ fn the_worked_example_of_the_header_holds() {
     let a_vm = child(child(ONE, 100, 400), 100, 100);
     let b_vm = child(child(ONE, 300, 400), 100, 200);
     assert_eq!((a_vm, b_vm), (ONE / 4, ONE * 3 / 8));
-    assert_eq!((cost_of(3 * MS, a_vm), cost_of(3 * MS, b_vm)), (12 * MS, 8 * MS));
+    assert_eq!(
+        (cost_of(3 * MS, a_vm), cost_of(3 * MS, b_vm)),
+        (12 * MS, 8 * MS)
+    );
 }
 
 #[test]
