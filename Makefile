@@ -30,7 +30,10 @@ demo: build ## two VMs on two CPUs, stock and Cohort in turns, live; in the lab
 	@$(LAB) boot --dilation 20 --timeout-s 1200 -- lab inside demo
 
 bench: build ## CASE=spin2 (tlb, spin, pipe, barrier, busy; 2 or 3 VMs): throughput against the stock scheduler; in the lab
-	@lab/bench $(CASE)
+	@run=out/bench-$(CASE)-$$(date +%Y%m%dT%H%M%S); mkdir -p out; \
+	$(LAB) boot --dilation 20 --timeout-s 1500 --out $$run -- lab inside bench $(CASE); status=$$?; \
+	cat $$run/results.jsonl >> out/results.jsonl && echo "all results so far: $(LAB) inside report out/results.jsonl"; \
+	exit $$status
 
 calibrate: build ## do the workloads gain from a second CPU in the lab, as they must
 	@$(LAB) boot --dilation 20 --timeout-s 3600 -- lab inside calibrate tlb spin barrier busy pipe

@@ -210,7 +210,7 @@ static int refill_cap(void *map, u32 *key, struct group *g)
 	s64 budget = g->budget_ns, refilled;
 	u32 i;
 
-	refilled = cap_refill(budget, g->quota_ns, g->burst_ns);
+	refilled = cap_refill(budget, g->quota_ns, g->burst_ns, g->period_ns);
 	__sync_fetch_and_add(&g->budget_ns, refilled - budget);
 	if (refilled > 0 || !g->quota_ns)
 		g->throttled = 0;
@@ -499,6 +499,7 @@ static void join_group(struct task_ctx *tc, u32 id)
 	}
 	leave_group(tc);
 	tc->group = id;
+	tc->queue_cached = 0; /* ids are used again */
 	tc->vtime = g->task_vtime_now;
 }
 

@@ -20,6 +20,7 @@
 
 enum fair_consts {
 	SHARE_ONE = 1 << 24, /* the whole host; 1,000 equal VMs err 0.006 % */
+	CAP_DEBT_NS = 1000000000, /* the longest a cap makes up for */
 	WEIGHT_DEFAULT = 100, /* of a cgroup, and of a VM or the tasks in one */
 };
 
@@ -107,16 +108,24 @@ static inline bool fair_preempts(u64 woken, u64 running, u64 margin)
 }
 
 /*
- * A cap's budget (ns) at the start of a period: @quota_ns is added, at most
- * @quota_ns + @burst_ns is kept. What was overdrawn (the last tick of the last
- * period) stays owed, so the average holds although slices end at ticks.
+ * A cap's budget (ns) at the start of a period of @period_ns: @quota_ns is
+ * added, at most @quota_ns + @burst_ns is kept. What was overdrawn (the last
+ * tick of the last period, on each CPU) stays owed, so the average holds
+ * although slices end at ticks. But no more is owed than CAP_DEBT_NS of waiting
+ * or one period pays back: below that tiny quotas are exceeded, above it the
+ * kernel's watchdog would take a capped task for a lost one.
  */
-static inline s64 cap_refill(s64 budget_ns, u64 quota_ns, u64 burst_ns)
+static inline s64 cap_refill(s64 budget_ns, u64 quota_ns, u64 burst_ns,
+			     u64 period_ns)
 {
-	s64 limit = (s64)(quota_ns + burst_ns);
+	u64 periods = period_ns ? CAP_DEBT_NS / period_ns : 1;
+	s64 most = (s64)(quota_ns + burst_ns);
+	s64 least = -(s64)(quota_ns * (periods ? periods : 1));
 
+	if (budget_ns < least)
+		budget_ns = least;
 	budget_ns += (s64)quota_ns;
-	return budget_ns > limit ? limit : budget_ns;
+	return budget_ns > most ? most : budget_ns;
 }
 
 /*

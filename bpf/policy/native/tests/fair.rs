@@ -16,8 +16,9 @@ fn cost_of(used_ns: u64, share: u64) -> u64 {
 fn before(a: u64, b: u64) -> bool {
     unsafe { vtime_before(a, b) }
 }
+/// With a period of 100 of the unit that budgets are in here: a debt of ten million quotas is kept.
 fn refill(budget: i64, quota: u64, burst: u64) -> i64 {
-    unsafe { cap_refill(budget, quota, burst) }
+    unsafe { cap_refill(budget, quota, burst, 100) }
 }
 fn one_process_of(tgids: &[u64]) -> bool {
     let sum = tgids.iter().copied().fold(0u64, u64::wrapping_add);
@@ -56,6 +57,22 @@ fn a_cap_keeps_what_was_overdrawn_and_drops_what_was_not_used() {
     assert_eq!(refill(-3, 50, 0), 47);
     assert_eq!(refill(40, 50, 0), 50);
     assert_eq!(refill(40, 50, 20), 70);
+}
+
+#[test]
+fn a_cap_never_makes_a_task_wait_longer_than_a_second_or_a_period() {
+    let wait_ns = |quota: u64, period: u64| {
+        let mut budget = i64::MIN / 2;
+        let mut periods = 0;
+        while budget <= 0 {
+            budget = unsafe { cap_refill(budget, quota, 0, period) };
+            periods += 1;
+        }
+        periods * period
+    };
+    assert!(wait_ns(MS, 100 * MS) <= 1_100 * MS);
+    assert!(wait_ns(MS, 1_000 * MS) <= 2_000 * MS);
+    assert!(wait_ns(MS, MS) <= 1_001 * MS);
 }
 
 #[test]
