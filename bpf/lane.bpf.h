@@ -125,7 +125,7 @@ static u32 subset_lane(struct task_struct *p, u32 domain_id)
 	struct lane *whole = lookup_lane(FIRST_DOMAIN_LANE + domain_id);
 	struct bpf_cpumask *mine, *mask;
 	struct cpu_state *first;
-	u32 slot;
+	u32 slot, cpu;
 
 	if (!whole)
 		return 0;
@@ -139,8 +139,8 @@ static u32 subset_lane(struct task_struct *p, u32 domain_id)
 	bpf_rcu_read_unlock();
 
 	/* Every CPU of a lane lists it: the first one's list is enough. */
-	first = bpf_map_lookup_elem(
-		&cpus, &(u32){ bpf_cpumask_first(cast_mask(mine)) });
+	cpu = bpf_cpumask_first(cast_mask(mine));
+	first = cpu < nr_cpus ? lookup_cpu(cpu) : NULL;
 	if (!first) {
 		bpf_cpumask_release(mine);
 		return 0;

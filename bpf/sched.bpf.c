@@ -189,6 +189,16 @@ static void end_yield(struct cpu_state *c, bool served)
 			&g->info.stats.yields_missed[YIELD_MISS_LOST], 1);
 }
 
+/* @p left its queue for a CPU's local DSQ: it waits no more, so that other CPUs
+ * do not look for it where it was. */
+static void note_taken(struct task_struct *p)
+{
+	struct task_ctx *tc = lookup_task_may_fail(p);
+
+	if (tc)
+		stop_waiting(tc);
+}
+
 /* Run the target of the last accepted yield for @slice, if it still waits. */
 static bool serve_yield(struct cpu_state *c, s32 cpu, u64 slice)
 {
@@ -207,6 +217,8 @@ static bool serve_yield(struct cpu_state *c, s32 cpu, u64 slice)
 		scx_bpf_dsq_move_set_slice(BPF_FOR_EACH_ITER, slice);
 		served = scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p, SCX_DSQ_LOCAL,
 					  0);
+		if (served)
+			note_taken(p);
 		break;
 	}
 	end_yield(c, served);
@@ -353,8 +365,10 @@ static bool take_from(u32 id, s32 cpu)
 		if (bpf_cpumask_test_cpu(cpu, p->cpus_ptr)) {
 			moved = scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p,
 						 SCX_DSQ_LOCAL, 0);
-			if (moved)
+			if (moved) {
+				note_taken(p);
 				break;
+			}
 		}
 		if (++tries >= MOVE_TRIES)
 			break;
@@ -445,12 +459,19 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 			return;
 		if (take_from(front.queue, cpu))
 			return;
+		/* An enqueue that is under way, or an affinity that is just
+		 * changing: whoever stands behind must not wait for that. */
+		queue_relist(q->lane, front.queue, front.key + slice_ns / 8,
+			     false);
 	}
 	if (steal(c, cpu))
 		return;
-	/* Fronts were lost to other CPUs: better @prev than an idle CPU. */
+	/* Fronts were lost to other CPUs: better @prev than an idle CPU, and
+	 * better another look than an idle CPU with tasks waiting for it. */
 	if (tc && !throttled_by(tc->group))
 		extend(c, prev, now);
+	else if (front.queue)
+		scx_bpf_kick_cpu(cpu, 0);
 }
 
 /*
