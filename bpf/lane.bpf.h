@@ -87,7 +87,7 @@ static bool lane_attach(u32 id, u32 cpu)
 
 /* A lane for the CPUs of @cpus, with one user; 0: no lane, or no place in the
  * list of one of the CPUs, was free. Consumes @cpus. */
-static u32 make_lane(struct bpf_cpumask *cpus, u32 domain_id)
+static u32 make_lane(struct bpf_cpumask *cpus)
 {
 	struct bpf_cpumask *old;
 	struct lane *lane;
@@ -103,7 +103,6 @@ static u32 make_lane(struct bpf_cpumask *cpus, u32 domain_id)
 		bpf_cpumask_release(cpus);
 		return 0;
 	}
-	lane->domain = domain_id;
 	lane->nr_cpus = bpf_cpumask_weight(cast_mask(cpus));
 	lane->users = 1;
 	bpf_for(cpu, 0, nr_cpus)
@@ -157,7 +156,7 @@ static u32 subset_lane(struct task_struct *p, u32 domain_id)
 			return id;
 		}
 	}
-	return make_lane(mine, domain_id);
+	return make_lane(mine);
 }
 
 /* May @p run on every CPU of the domain? */

@@ -25,7 +25,6 @@ enum {
 /* The queue that a CPU would serve next. */
 struct front {
 	u32 queue; /* 0: none */
-	u32 nr_listed; /* queues in all the lanes that were looked at */
 	u64 key;
 };
 

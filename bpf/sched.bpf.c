@@ -303,7 +303,6 @@ static void take_earlier(struct front *best, u32 lane_id)
 	if (!lane || !lane->nr_listed)
 		return;
 	lane_front(lane_id, &front);
-	best->nr_listed += lane->nr_listed;
 	if (front.queue &&
 	    (!best->queue || vtime_before(front.key, best->key))) {
 		best->queue = front.queue;
@@ -810,7 +809,6 @@ static int init_domain_lane(u32 domain_id)
 	bpf_for(cpu, 0, nr_cpus)
 		if (cpu_domain[cpu & (MAX_CPUS - 1)] == domain_id)
 			bpf_cpumask_set_cpu(cpu, mask);
-	lane->domain = domain_id;
 	lane->nr_cpus = bpf_cpumask_weight(cast_mask(mask));
 	mask = bpf_kptr_xchg(&lane->mask, mask);
 	if (mask)
@@ -836,7 +834,6 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_init)
 
 		if (!lane)
 			return -EINVAL;
-		lane->domain = cpu_domain[i & (MAX_CPUS - 1)];
 		lane->nr_cpus = 1;
 	}
 	bpf_for(i, 0, nr_domains) {

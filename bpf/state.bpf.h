@@ -67,7 +67,6 @@ struct lane {
 	struct bpf_spin_lock lock; /* of tree */
 	struct bpf_rb_root tree __contains(queue_node, rb);
 	u32 nr_listed; /* queues in tree; under lock, read without */
-	u32 domain; /* that its CPUs belong to */
 	u32 nr_cpus; /* in it */
 	u32 users; /* subset: tasks assigned to it; atomic, 0: free */
 	struct bpf_cpumask __kptr *mask; /* domain and subset lanes */
