@@ -164,12 +164,19 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 		preempt_if_due(tc, g, vtime, cpu);
 }
 
-void BPF_STRUCT_OPS(cohort_dequeue, struct task_struct *p, u64 deq_flags)
+/* @p leaves its queue. For a CPU's local DSQ it does so here, not only when it
+ * runs, so that other CPUs do not look for it where it was. */
+static void leave_queue(struct task_struct *p)
 {
 	struct task_ctx *tc = lookup_task_may_fail(p);
 
 	if (tc)
 		stop_waiting(tc);
+}
+
+void BPF_STRUCT_OPS(cohort_dequeue, struct task_struct *p, u64 deq_flags)
+{
+	leave_queue(p);
 }
 
 /* ---- what runs next ---- */
@@ -187,16 +194,6 @@ static void end_yield(struct cpu_state *c, bool served)
 	else
 		__sync_fetch_and_add(
 			&g->info.stats.yields_missed[YIELD_MISS_LOST], 1);
-}
-
-/* @p left its queue for a CPU's local DSQ: it waits no more, so that other CPUs
- * do not look for it where it was. */
-static void note_taken(struct task_struct *p)
-{
-	struct task_ctx *tc = lookup_task_may_fail(p);
-
-	if (tc)
-		stop_waiting(tc);
 }
 
 /* Run the target of the last accepted yield for @slice, if it still waits. */
@@ -218,7 +215,7 @@ static bool serve_yield(struct cpu_state *c, s32 cpu, u64 slice)
 		served = scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p, SCX_DSQ_LOCAL,
 					  0);
 		if (served)
-			note_taken(p);
+			leave_queue(p);
 		break;
 	}
 	end_yield(c, served);
@@ -365,7 +362,7 @@ static bool take_from(u32 id, s32 cpu)
 			moved = scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p,
 						 SCX_DSQ_LOCAL, 0);
 			if (moved) {
-				note_taken(p);
+				leave_queue(p);
 				break;
 			}
 		}
