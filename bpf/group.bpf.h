@@ -8,7 +8,7 @@
 #define COHORT_GROUP_BPF_H
 
 enum {
-	DEBT_SLICES = 8, /* the most a group owes, and one per task of it */
+	DEBT_SLICES = 8, /* the most a group owes, and one per CPU it has */
 	PRESENT_FRESH_NS = 100000000, /* a CPU's present is one for 100 ms */
 	SHARE_FRESH_NS = 1000000, /* a share is looked up again after 1 ms */
 	PARENT_FRESH_NS = 1000000000, /* a VM's place after 1 s */
@@ -287,7 +287,8 @@ static void charge(struct task_struct *p, struct task_ctx *tc,
 static u64 settle_vtime(struct group *g, struct cpu_state *c, u64 now)
 {
 	u64 credit = fair_charge(slice_ns, group_share(g, now));
-	u64 debt = credit * (DEBT_SLICES + g->nr_runnable);
+	u32 at_once = g->nr_runnable < nr_cpus ? g->nr_runnable : nr_cpus;
+	u64 debt = credit * (DEBT_SLICES + at_once);
 	u64 vtime = g->vtime, settled;
 
 	if (now - c->present_at_ns < PRESENT_FRESH_NS)

@@ -12,8 +12,9 @@
  *
  * A listed queue stands in its lane's tree by its group's virtual time as of
  * when it was listed. Groups pay meanwhile, so a key may lie behind the truth; a
- * CPU that finds the first one behind puts it where it belongs and looks again.
- * Ahead it can only be by a debt that was forgiven elsewhere since.
+ * CPU that finds the first one behind puts it where it belongs and looks again,
+ * but not beyond what fair_patience() allows: no queue starves. Ahead it can
+ * only be by a debt that was forgiven elsewhere since.
  */
 #ifndef COHORT_QUEUE_BPF_H
 #define COHORT_QUEUE_BPF_H
@@ -25,7 +26,8 @@ enum {
 /* The queue that a CPU would serve next. */
 struct front {
 	u32 queue; /* 0: none */
-	u64 key;
+	u32 group; /* its group */
+	u64 key; /* its key in its lane */
 };
 
 static bool node_less(struct bpf_rb_node *a, const struct bpf_rb_node *b)
@@ -53,6 +55,7 @@ static __noinline int queue_list(u32 id, u64 key)
 		scx_bpf_error("queue %u was listed twice", id);
 		return 0;
 	}
+	q->served_key = key;
 	node->key = key;
 	node->queue = id;
 	bpf_spin_lock(&lane->lock);

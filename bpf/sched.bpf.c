@@ -159,6 +159,8 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 				 enq_flags);
 	tc->queue = queue_id;
 	queue_add_waiter(queue_id, q, vtime);
+	/* A CPU may have gone idle since: see cohort_update_idle(). */
+	lane_kick_idle(lane_id);
 
 	if (enq_flags & SCX_ENQ_WAKEUP)
 		preempt_if_due(tc, g, vtime, cpu);
@@ -233,6 +235,22 @@ static bool owes_yield(struct cpu_state *c, u32 id, u64 now)
 	return false;
 }
 
+/* Where a queue of lane @lane with key @key belongs now. */
+static u64 queue_place(struct lane *lane, struct queue *q, struct group *g,
+		       u64 key, u64 now)
+{
+	u64 credit, latest;
+
+	if (!vtime_before(key, g->vtime))
+		return key;
+	credit = fair_charge(slice_ns, group_share(g, now));
+	latest = q->served_key + fair_patience(credit, lane->nr_cpus,
+					       q->nr_waiting, g->nr_runnable);
+	if (vtime_before(g->vtime, latest))
+		return g->vtime;
+	return vtime_before(key, latest) ? latest : key;
+}
+
 /*
  * The first queue of lane @lane_id that holds a task and whose group is not
  * capped. A key that lies behind its group's virtual time is mended on the way.
@@ -240,6 +258,7 @@ static bool owes_yield(struct cpu_state *c, u32 id, u64 now)
 static __noinline int lane_front(u32 lane_id, struct front *front)
 {
 	struct lane *lane = lookup_lane(lane_id);
+	u64 now = scx_bpf_now();
 	u32 i;
 
 	if (!front || !lane)
@@ -251,7 +270,7 @@ static __noinline int lane_front(u32 lane_id, struct front *front)
 		struct group *g;
 		struct queue *q;
 		u32 id, capped;
-		u64 key;
+		u64 key, place;
 
 		if (!lane->nr_listed)
 			break;
@@ -281,15 +300,47 @@ static __noinline int lane_front(u32 lane_id, struct front *front)
 			queue_park(lane_id, id, capped);
 			continue;
 		}
-		if (vtime_before(key, g->vtime)) {
-			queue_relist(lane_id, id, g->vtime, false);
+		place = queue_place(lane, q, g, key, now);
+		if (place != key) {
+			queue_relist(lane_id, id, place, false);
 			continue;
 		}
 		front->queue = id;
+		front->group = q->group;
 		front->key = key;
 		break;
 	}
 	return 0;
+}
+
+/* Virtual time, inside the group, of the first task of queue @id; false if an
+ * enqueue is still under way. */
+static bool head_vtime(u32 id, u64 *vtime)
+{
+	struct task_struct *head;
+	bool found = false;
+
+	bpf_for_each(scx_dsq, head, id, 0) {
+		*vtime = head->scx.dsq_vtime;
+		found = true;
+		break;
+	}
+	return found;
+}
+
+/* Does @a come before @b? Between lanes of one group its tasks decide: what
+ * they may run on must not. */
+static bool front_before(const struct front *a, const struct front *b)
+{
+	u64 head_a, head_b;
+
+	if (!b->queue)
+		return true;
+	if (a->group != b->group)
+		return vtime_before(a->key, b->key);
+	if (!head_vtime(a->queue, &head_a))
+		return false;
+	return !head_vtime(b->queue, &head_b) || vtime_before(head_a, head_b);
 }
 
 static void take_earlier(struct front *best, u32 lane_id)
@@ -300,11 +351,8 @@ static void take_earlier(struct front *best, u32 lane_id)
 	if (!lane || !lane->nr_listed)
 		return;
 	lane_front(lane_id, &front);
-	if (front.queue &&
-	    (!best->queue || vtime_before(front.key, best->key))) {
-		best->queue = front.queue;
-		best->key = front.key;
-	}
+	if (front.queue && front_before(&front, best))
+		*best = front;
 }
 
 /* The queue that @cpu should serve: the earliest of its lanes. */
@@ -324,30 +372,48 @@ static void find_front(struct cpu_state *c, s32 cpu, struct front *best)
 	}
 }
 
+/* Is a queue listed that @cpu serves? */
+static bool someone_waits(struct cpu_state *c, s32 cpu)
+{
+	struct lane *own = lookup_lane(cpu), *lane;
+	u32 slot;
+
+	lane = lookup_lane(FIRST_DOMAIN_LANE +
+			   cpu_domain[cpu & (MAX_CPUS - 1)]);
+	if (!own || !lane)
+		return false;
+	if (own->nr_listed || lane->nr_listed)
+		return true;
+	bpf_for(slot, 0, LANES_PER_CPU) {
+		u32 id = c->lanes[slot & (LANES_PER_CPU - 1)];
+
+		if (!id)
+			continue;
+		lane = lookup_lane(id);
+		if (lane && lane->nr_listed)
+			return true;
+	}
+	return false;
+}
+
 /* Should @prev, whose slice is over, go on rather than @front come? */
 static bool goes_on(struct task_struct *prev, struct task_ctx *tc,
 		    const struct front *front)
 {
-	struct task_struct *head;
 	struct group *g;
-	struct queue *q;
-	bool first = true;
+	u64 head;
 
 	if (throttled_by(tc->group))
 		return false;
 	if (!front->queue)
 		return true;
 	g = lookup_group(tc->group);
-	q = lookup_queue(front->queue);
-	if (!g || !q)
+	if (!g)
 		return false;
-	if (q->group != tc->group)
+	if (front->group != tc->group)
 		return vtime_before(g->vtime, front->key);
-	bpf_for_each(scx_dsq, head, front->queue, 0) {
-		first = vtime_before(tc->vtime, head->scx.dsq_vtime);
-		break;
-	}
-	return first;
+	return !head_vtime(front->queue, &head) ||
+	       vtime_before(tc->vtime, head);
 }
 
 /* Move the first task of queue @id that may run on @cpu there. */
@@ -379,20 +445,23 @@ static void extend(struct cpu_state *c, struct task_struct *p, u64 now)
 	c->slice_until_ns = now + slice_ns;
 }
 
-/* The contest on @c, if there was one, went to group @id. */
-static void favour(struct cpu_state *c, u32 id, u64 now)
+/* The contest on @c, if there was one, went to group @id, which @key (of a
+ * queue, its own or the loser's) may have put before its time. */
+static void favour(struct cpu_state *c, u32 id, u64 key, u64 now)
 {
 	struct group *g;
+	u64 vtime;
 
 	if (!c->contested)
 		return;
 	g = lookup_group(id);
 	if (!g)
 		return;
+	vtime = vtime_before(key, g->vtime) ? key : g->vtime;
 	/* A woken task has credit: served, it does not turn the clock back. */
 	if (now - c->present_at_ns > PRESENT_FRESH_NS ||
-	    vtime_before(c->present, g->vtime))
-		c->present = g->vtime;
+	    vtime_before(c->present, vtime))
+		c->present = vtime;
 	c->present_at_ns = now;
 }
 
@@ -440,7 +509,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		q = lookup_queue(front.queue);
 		c->contested = front.queue != 0;
 		if (tc && goes_on(prev, tc, &front)) {
-			favour(c, tc->group, now);
+			favour(c, tc->group, front.key, now);
 			if (owes_yield(c, tc->group, now) &&
 			    serve_yield(c, cpu, slice_ns))
 				return;
@@ -449,8 +518,9 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		}
 		if (!front.queue || !q)
 			break;
-		favour(c, q->group, now);
-		if (owes_yield(c, q->group, now) &&
+		favour(c, front.group, front.key, now);
+		q->served_key = front.key;
+		if (owes_yield(c, front.group, now) &&
 		    serve_yield(c, cpu, slice_ns))
 			return;
 		if (take_from(front.queue, cpu))
@@ -467,6 +537,20 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 	if (tc && !throttled_by(tc->group))
 		extend(c, prev, now);
 	else if (front.queue)
+		scx_bpf_kick_cpu(cpu, 0);
+}
+
+/*
+ * A task that began to wait after this CPU's last look, and before the CPU was
+ * marked as idle, would wait for nobody. An enqueue counts the task, then looks
+ * for an idle CPU; this, after the mark, looks for counted tasks: one sees the
+ * other.
+ */
+void BPF_STRUCT_OPS(cohort_update_idle, s32 cpu, bool idle)
+{
+	struct cpu_state *c = lookup_cpu(cpu);
+
+	if (idle && c && someone_waits(c, cpu))
 		scx_bpf_kick_cpu(cpu, 0);
 }
 
@@ -856,9 +940,10 @@ void BPF_STRUCT_OPS(cohort_exit, struct scx_exit_info *ei)
 SCX_OPS_DEFINE(
 	cohort_ops, .select_cpu = (void *)cohort_select_cpu,
 	.enqueue = (void *)cohort_enqueue, .dequeue = (void *)cohort_dequeue,
-	.dispatch = (void *)cohort_dispatch, .yield = (void *)cohort_yield,
-	.runnable = (void *)cohort_runnable, .running = (void *)cohort_running,
-	.stopping = (void *)cohort_stopping,
+	.dispatch = (void *)cohort_dispatch,
+	.update_idle = (void *)cohort_update_idle,
+	.yield = (void *)cohort_yield, .runnable = (void *)cohort_runnable,
+	.running = (void *)cohort_running, .stopping = (void *)cohort_stopping,
 	.quiescent = (void *)cohort_quiescent, .tick = (void *)cohort_tick,
 	.init_task = (void *)cohort_init_task,
 	.exit_task = (void *)cohort_exit_task,
@@ -870,5 +955,6 @@ SCX_OPS_DEFINE(
 	.cgroup_set_bandwidth = (void *)cohort_cgroup_set_bandwidth,
 	.cpu_online = (void *)cohort_cpu_online,
 	.cpu_offline = (void *)cohort_cpu_offline, .init = (void *)cohort_init,
-	.exit = (void *)cohort_exit, .flags = SCX_OPS_ENQ_LAST,
+	.exit = (void *)cohort_exit,
+	.flags = SCX_OPS_ENQ_LAST | SCX_OPS_KEEP_BUILTIN_IDLE,
 	.timeout_ms = 5000, .name = "cohort");

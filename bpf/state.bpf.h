@@ -58,6 +58,7 @@ struct queue {
 			   count, which an enqueue raises after its op */
 	u32 orphan; /* its group is gone: free it when it is unlisted */
 	u64 parked_ns; /* when it was parked */
+	u64 served_key; /* its key when it was listed or served, ns */
 	struct queue_node __kptr *node;
 } __attribute__((aligned(CACHE_LINE)));
 

@@ -20,6 +20,7 @@
 
 enum fair_consts {
 	SHARE_ONE = 1 << 24, /* the whole host; 1,000 equal VMs err 0.006 % */
+	PATIENCE_SLICES = 8, /* asked of tasks bound to the wrong CPU */
 	CAP_DEBT_NS = 1000000000, /* the longest a cap makes up for */
 	WEIGHT_DEFAULT = 100, /* of a cgroup, and of a VM or the tasks in one */
 };
@@ -80,6 +81,28 @@ static inline u64 fair_settle(u64 vtime, u64 now, u64 credit, u64 debt)
 	if (vtime_before(now + debt, vtime))
 		return now + debt;
 	return fair_floor(vtime, now, credit);
+}
+
+/*
+ * How much virtual time (ns) may pass on a lane before a queue there is served
+ * again although its group, by what it gets elsewhere, is owed nothing. By
+ * shares alone a group that has CPU 0 to itself gets nothing of CPU 1 while one
+ * other group wants that, and tasks of it that are bound to CPU 1 would starve.
+ *
+ * @credit is what one slice costs the group. It runs ahead by one slice for
+ * each of the @lane_cpus that its @runnable tasks have at once: that is how
+ * shares work, and less than it would give them too much. The more of its tasks
+ * are not among the @waiting of this queue, the longer those may be asked to
+ * wait.
+ */
+static inline u64 fair_patience(u64 credit, u32 lane_cpus, u32 waiting,
+				u32 runnable)
+{
+	u32 at_once = runnable < lane_cpus ? runnable : lane_cpus;
+	u32 elsewhere = runnable > waiting ? runnable - waiting : 0;
+
+	return credit * (2 + at_once) +
+	       (runnable ? PATIENCE_SLICES * credit * elsewhere / runnable : 0);
 }
 
 /*

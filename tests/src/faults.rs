@@ -88,16 +88,10 @@ fn affinity_churn() -> Result<()> {
     let all = lab()?.cpus;
     let mut mask = 1u32;
     while Instant::now() < until {
-        // Every set of CPUs in turn, as taskset sees them: 1, 2, 3 (0 and 1), …
-        for pid in load.pids() {
-            let status = Command::new("taskset")
-                .args(["-p", &format!("{mask:x}"), &pid.to_string()])
-                .output()?;
-            ensure!(
-                status.status.success(),
-                "taskset: {}",
-                String::from_utf8_lossy(&status.stderr)
-            );
+        // Every set of CPUs in turn: 0, 1, 0 and 1, 2, …
+        let cpus: Vec<u32> = (0..all).filter(|cpu| mask >> cpu & 1 == 1).collect();
+        for index in 0..load.pids().len() {
+            load.bind(index, &cpus)?;
         }
         mask = mask % ((1 << all) - 1) + 1;
     }

@@ -127,12 +127,40 @@ impl HostLoad {
         self.children.iter().map(Child::id).collect()
     }
 
-    /// CPU time of each process, ns.
-    pub fn cpu_times_ns(&self) -> Result<Vec<u64>> {
-        self.children
+    /// Binds process number `index` to `cpus`.
+    pub fn bind(&self, index: usize, cpus: &[u32]) -> Result<()> {
+        let list: Vec<String> = cpus.iter().map(u32::to_string).collect();
+        let taskset = Command::new("taskset")
+            .args([
+                "-cp",
+                &list.join(","),
+                &self.children[index].id().to_string(),
+            ])
+            .output()?;
+        ensure!(
+            taskset.status.success(),
+            "taskset: {}",
+            String::from_utf8_lossy(&taskset.stderr)
+        );
+        Ok(())
+    }
+
+    /// CPU time that each process gets in `window`, ns.
+    pub fn cpu_times_ns(&self, window: Duration) -> Result<Vec<u64>> {
+        let read = || {
+            self.pids()
+                .into_iter()
+                .map(cpu_time_ns)
+                .collect::<Result<Vec<_>>>()
+        };
+        let before = read()?;
+        sleep(window);
+        let after = read()?;
+        Ok(before
             .iter()
-            .map(|child| cpu_time_ns(child.id()))
-            .collect()
+            .zip(&after)
+            .map(|(before, after)| after - before)
+            .collect())
     }
 }
 

@@ -32,6 +32,14 @@ pub const TESTS: &[Test] = &[
         pinned_vms,
     ),
     ("a_changed_weight_counts_at_once", changed_weight),
+    (
+        "a_task_that_may_run_anywhere_gets_as_much_as_its_bound_siblings",
+        bound_siblings,
+    ),
+    (
+        "tasks_bound_to_a_cpu_run_there_whatever_their_cgroup_gets_elsewhere",
+        bound_beside_another,
+    ),
 ];
 
 const WINDOW: Duration = Duration::from_secs(3);
@@ -145,16 +153,9 @@ fn nice() -> Result<()> {
     let load = HostLoad::start("nice", &[0, 5], &[cpu])?;
     let cohort = start_cohort()?;
     sleep(Duration::from_millis(300));
-    let before = load.cpu_times_ns()?;
-    sleep(WINDOW);
-    let after = load.cpu_times_ns()?;
+    let used = load.cpu_times_ns(WINDOW)?;
     stop_cohort(cohort)?;
-    let used: Vec<f64> = before
-        .iter()
-        .zip(&after)
-        .map(|(before, after)| (after - before) as f64)
-        .collect();
-    let ratio = used[0] / used[1];
+    let ratio = used[0] as f64 / used[1] as f64;
     println!("    ratio {ratio:.3}");
     ensure!(
         (ratio / (1024.0 / 335.0) - 1.0).abs() < 0.05,
@@ -202,6 +203,59 @@ fn pinned_vms() -> Result<()> {
     // Two thirds of a CPU each would be equal, but two of the VMs have one CPU together: half of it each is the most
     // they can have, and the third one leaves it to them.
     assert_ratio(&shares, &[1.0, 1.0, 2.0], 0.05)
+}
+
+/// Two tasks bound to each of two CPUs, and one that may use both: each has two fifths of a CPU if all are equal, and
+/// a third if the free one has a CPU's turn only when it is first there.
+fn bound_siblings() -> Result<()> {
+    let cpus = lab()?.guest_cpus;
+    let load = HostLoad::start("mixed", &[0; 5], &cpus)?;
+    for index in 0..4 {
+        load.bind(index, &cpus[index % 2..=index % 2])?;
+    }
+    let cohort = start_cohort()?;
+    sleep(Duration::from_millis(300));
+    let used = load.cpu_times_ns(WINDOW)?;
+    stop_cohort(cohort)?;
+    println!("    CPU times {used:?}");
+    let fair = used.iter().sum::<u64>() as f64 / 5.0;
+    for used in &used {
+        ensure!(
+            *used as f64 > 0.75 * fair,
+            "of five equal tasks one got {used} ns, a fifth is {fair:.0} ns"
+        );
+    }
+    Ok(())
+}
+
+/// A cgroup has one CPU to itself, and eight tasks bound to another that a second cgroup wants too. By shares alone
+/// the second would have all of that.
+fn bound_beside_another() -> Result<()> {
+    let cpus = lab()?.guest_cpus;
+    let here_and_there = HostLoad::start("spread", &[0; 12], &cpus)?;
+    for index in 0..12 {
+        let cpu = usize::from(index < 8);
+        here_and_there.bind(index, &cpus[cpu..=cpu])?;
+    }
+    let other = HostLoad::start("other", &[0], &cpus[1..=1])?;
+    let cohort = start_cohort()?;
+    sleep(Duration::from_millis(300));
+    let used = here_and_there.cpu_times_ns(WINDOW)?;
+    let others = other.cpu_times_ns(WINDOW)?[0];
+    stop_cohort(cohort)?;
+    println!("    CPU times {used:?}, beside them {others}");
+    for used in &used[..8] {
+        // A round of eight turns, each after the other's three or so.
+        ensure!(
+            *used as f64 > 0.01 * WINDOW.as_nanos() as f64,
+            "a task got {used} ns of {WINDOW:?}"
+        );
+    }
+    ensure!(
+        others as f64 > 0.5 * WINDOW.as_nanos() as f64,
+        "the cgroup that has nothing else got only {others} ns of {WINDOW:?}"
+    );
+    Ok(())
 }
 
 fn changed_weight() -> Result<()> {

@@ -141,6 +141,19 @@ proptest! {
         prop_assert!(!before(settled, now - credit) && !before(now + debt, settled));
     }
 
+    /// A queue may wait for what its lane's CPUs give the group at once, and never without bound; the fewer of the
+    /// group's tasks are elsewhere, the less.
+    #[test]
+    fn patience_is_bounded_and_shrinks_as_tasks_gather(
+        credit in 1u64..1 << 40, cpus in 1u32..1024, runnable in 1u32..100_000, waiting in 0u32..100_000,
+    ) {
+        let patience = |waiting| unsafe { fair_patience(credit, cpus, waiting, runnable) };
+        let at_once = u64::from(runnable.min(cpus));
+        prop_assert!(patience(waiting) > credit * at_once);
+        prop_assert!(patience(waiting) <= credit * (2 + at_once + u64::from(PATIENCE_SLICES)));
+        prop_assert!(patience(waiting + 1) <= patience(waiting));
+    }
+
     /// Uncontested time never carries a group beyond the present; contested time costs all of it.
     #[test]
     fn time_nobody_misses_is_free(vtime in 0u64..1 << 40, now in 0u64..1 << 40, cost in 0u64..1 << 30) {
