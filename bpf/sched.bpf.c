@@ -19,6 +19,7 @@
 #include <scx/common.bpf.h>
 #include <scx/compat.bpf.h>
 #include "intf.h"
+#include "policy/cohort.h"
 #include "policy/fair.h"
 #include "policy/target.h"
 #include "state.bpf.h"
@@ -36,6 +37,7 @@ enum {
 	MOVE_TRIES = 4, /* tasks of a front that it may not take */
 	MAX_SIBLINGS = 256, /* waiting ones looked through for a target */
 	YIELD_SLICES = 8, /* how long a yield is owed */
+	TURNS_FRESH_NS = 1000000000, /* turns follow the tick each second */
 	STEAL_EACH = 16, /* dispatches between looks at another domain */
 };
 
@@ -49,6 +51,12 @@ static bool is_per_cpu_kthread(const struct task_struct *p)
 static bool is_vm(const struct group *g)
 {
 	return g->info.kind == GROUP_VM;
+}
+
+/* How long a task that starts now may run. */
+static u64 turn_ns(void)
+{
+	return turn_left(scx_bpf_now(), turns_ns, slice_ns);
 }
 
 static bool runnable_here(const struct task_struct *p)
@@ -71,7 +79,7 @@ s32 BPF_STRUCT_OPS(cohort_select_cpu, struct task_struct *p, s32 prev_cpu,
 	if (cpu < 0)
 		return prev_cpu;
 	if (tc && !throttled_by(tc->group))
-		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, 0);
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, turn_ns(), 0);
 	return cpu;
 }
 
@@ -117,7 +125,7 @@ static bool give_to_idle(struct task_struct *p, struct task_ctx *tc,
 	idle = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
 	if (idle < 0)
 		return false;
-	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL_ON | idle, slice_ns, enq_flags);
+	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL_ON | idle, turn_ns(), enq_flags);
 	scx_bpf_kick_cpu(idle, SCX_KICK_IDLE);
 	return true;
 }
@@ -425,6 +433,8 @@ static bool take_from(u32 id, s32 cpu)
 
 	bpf_for_each(scx_dsq, p, id, 0) {
 		if (bpf_cpumask_test_cpu(cpu, p->cpus_ptr)) {
+			scx_bpf_dsq_move_set_slice(BPF_FOR_EACH_ITER,
+						   turn_ns());
 			moved = scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p,
 						 SCX_DSQ_LOCAL, 0);
 			if (moved) {
@@ -441,8 +451,10 @@ static bool take_from(u32 id, s32 cpu)
 /* @p, which runs on @c, gets another slice. */
 static void extend(struct cpu_state *c, struct task_struct *p, u64 now)
 {
-	scx_bpf_task_set_slice(p, slice_ns);
-	c->slice_until_ns = now + slice_ns;
+	u64 slice = turn_ns();
+
+	scx_bpf_task_set_slice(p, slice);
+	c->slice_until_ns = now + slice;
 }
 
 /* The contest on @c, if there was one, went to group @id, which @key (of a
@@ -511,7 +523,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		if (tc && goes_on(prev, tc, &front)) {
 			favour(c, tc->group, front.key, now);
 			if (owes_yield(c, tc->group, now) &&
-			    serve_yield(c, cpu, slice_ns))
+			    serve_yield(c, cpu, turn_ns()))
 				return;
 			extend(c, prev, now);
 			return;
@@ -521,7 +533,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		favour(c, front.group, front.key, now);
 		q->served_key = front.key;
 		if (owes_yield(c, front.group, now) &&
-		    serve_yield(c, cpu, slice_ns))
+		    serve_yield(c, cpu, turn_ns()))
 			return;
 		if (take_from(front.queue, cpu))
 			return;
@@ -725,6 +737,10 @@ void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 
 	if (!tc || !c || !tc->run_at_ns)
 		return;
+	if (now - turns_set_ns > TURNS_FRESH_NS) {
+		turns_set_ns = now;
+		turns_ns = turn_base(now, slice_ns);
+	}
 	charge(p, tc, c, now);
 	if (throttled_by(tc->group))
 		scx_bpf_task_set_slice(p, 0);

@@ -33,6 +33,11 @@ volatile u64 kvm_preempt_ops_addr;
 
 struct host_stats host_stats;
 
+/* Turns begin at this time and each slice after it; written by a tick, once a
+ * second, as the clock of ticks may drift against this one. */
+u64 turns_ns;
+u64 turns_set_ns;
+
 /* A queue's place among the queues of its lane, or among a cap's parked ones. */
 struct queue_node {
 	struct bpf_rb_node rb;

@@ -1,5 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /* Every policy header, for the native build. */
 #include "intf.h"
+#include "policy/cohort.h"
 #include "policy/fair.h"
 #include "policy/target.h"
