@@ -191,9 +191,7 @@ static bool unpark_one(struct group *g, u64 now)
 		return false;
 	}
 	owner = lookup_group(q->group);
-	if (owner)
-		__sync_fetch_and_add(&owner->info.stats.throttled_ns,
-				     now - q->parked_ns);
+	q->parked_sum_ns += now - q->parked_ns;
 	node = bpf_kptr_xchg(&q->node, node);
 	if (node)
 		bpf_obj_drop(node);

@@ -35,19 +35,21 @@ enum yield_miss {
 	YIELD_MISS_NOT_READY = 1, /* it runs already, or it sleeps */
 	YIELD_MISS_THROTTLED = 2, /* the VM's cap is used up */
 	YIELD_MISS_AFFINITY = 3, /* it may not run on the yielder's CPU */
-	YIELD_MISS_LOST = 4, /* it left its queue between offer and dispatch */
-	NR_YIELD_MISS = 5,
+	YIELD_MISS_LOST = 4, /* accepted, but no turn came for it in time */
+	YIELD_MISS_ELSEWHERE = 5, /* accepted; another CPU ran it first */
+	NR_YIELD_MISS = 6,
 };
 
 /*
  * Counters of one group since it was created. Written by BPF with atomic adds,
- * read by Rust. Only vCPUs count in ready_ns, wakeups, migrations, stacked_ns.
+ * read by Rust. Only vCPUs count in wakeups, migrations, stacked_ns.
  */
 struct group_stats {
 	u64 run_ns; /* CPU time used by all its tasks */
 	u64 vcpu_run_ns; /* of which by vCPUs */
-	u64 ready_ns; /* runnable, waiting for a CPU */
-	u64 throttled_ns; /* time in which a cap stopped it */
+	u64 waited_ns; /* its tasks were runnable and did not run */
+	u64 ready_ns; /* of which vCPUs waited for a CPU */
+	u64 throttled_ns; /* of which vCPUs waited for a cap's next period */
 	u64 yields_offered; /* directed yields KVM offered */
 	u64 yields_ready; /* of which the target was a ready sibling */
 	u64 yields_served; /* of which the target ran next */

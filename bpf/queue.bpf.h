@@ -95,8 +95,10 @@ static void stop_waiting(struct task_ctx *tc)
 	if (!id)
 		return;
 	q = lookup_queue(id);
-	if (q)
-		__sync_fetch_and_sub(&q->nr_waiting, 1);
+	if (!q)
+		return;
+	__sync_fetch_and_sub(&q->nr_waiting, 1);
+	tc->throttled_ns += q->parked_sum_ns - tc->parked_mark_ns;
 }
 
 /*
@@ -218,6 +220,7 @@ static u32 make_queue(u32 group_id, u32 lane_id)
 	q->group = group_id;
 	q->lane = lane_id;
 	q->nr_waiting = 0;
+	q->parked_sum_ns = 0;
 	q->orphan = 0;
 	q->state = QUEUE_IDLE;
 	if (bpf_map_update_elem(&queue_of, &key, &id, BPF_NOEXIST)) {

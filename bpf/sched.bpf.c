@@ -166,6 +166,7 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 	scx_bpf_dsq_insert_vtime(p, queue_id, slice_ns, task_key(tc, g),
 				 enq_flags);
 	tc->queue = queue_id;
+	tc->parked_mark_ns = q->parked_sum_ns;
 	queue_add_waiter(queue_id, q, vtime);
 	/* A CPU may have gone idle since: see cohort_update_idle(). */
 	lane_kick_idle(lane_id);
@@ -191,19 +192,43 @@ void BPF_STRUCT_OPS(cohort_dequeue, struct task_struct *p, u64 deq_flags)
 
 /* ---- what runs next ---- */
 
+/* Has the task left the queue in which it was offered? */
+static bool runs_elsewhere(s32 pid, u32 queue_id)
+{
+	struct task_struct *p = bpf_task_from_pid(pid);
+	struct task_ctx *tc;
+	bool left = true;
+
+	if (!p)
+		return true;
+	tc = lookup_task_may_fail(p);
+	if (tc)
+		left = tc->queue != queue_id;
+	bpf_task_release(p);
+	return left;
+}
+
+static void count_miss(struct group *g, u32 reason)
+{
+	if (reason < NR_YIELD_MISS)
+		__sync_fetch_and_add(&g->info.stats.yields_missed[reason], 1);
+}
+
 /* An accepted yield has come to an end: count it. */
 static void end_yield(struct cpu_state *c, bool served)
 {
 	struct group *g = lookup_group(c->yield_group);
+	s32 pid = c->yield_pid;
 
 	c->yield_pid = 0;
 	if (!g)
 		return;
 	if (served)
 		__sync_fetch_and_add(&g->info.stats.yields_served, 1);
+	else if (runs_elsewhere(pid, c->yield_queue))
+		count_miss(g, YIELD_MISS_ELSEWHERE);
 	else
-		__sync_fetch_and_add(
-			&g->info.stats.yields_missed[YIELD_MISS_LOST], 1);
+		count_miss(g, YIELD_MISS_LOST);
 }
 
 /* Run the target of the last accepted yield for @slice, if it still waits. */
@@ -603,17 +628,12 @@ bool BPF_STRUCT_OPS(cohort_yield, struct task_struct *from,
 		__sync_fetch_and_add(&g->info.stats.yields_ready, 1);
 	verdict = yield_verdict(&offer);
 	if (verdict >= 0) {
-		u32 reason = verdict;
-
-		if (reason < NR_YIELD_MISS)
-			__sync_fetch_and_add(
-				&g->info.stats.yields_missed[reason], 1);
+		count_miss(g, verdict);
 		return false;
 	}
+	/* One is owed at a time. */
 	if (c->yield_pid)
-		end_yield(
-			c,
-			false); /* no turn came for it: one is owed at a time */
+		end_yield(c, false);
 	now = scx_bpf_now();
 	c->yield_slice_ns = loan_slice(now, c->slice_until_ns, slice_ns);
 	c->yield_queue = queue_id;
@@ -644,14 +664,24 @@ void BPF_STRUCT_OPS(cohort_runnable, struct task_struct *p, u64 enq_flags)
 		__sync_fetch_and_add(&g->info.stats.wakeups, 1);
 }
 
-/* A vCPU got a CPU: how long it waited, and behind whom. */
+/* A task got a CPU: how long it waited, and a vCPU behind whom. */
 static void account_wait(struct task_struct *p, struct task_ctx *tc,
 			 struct group *g, struct cpu_state *c, s32 cpu, u64 now)
 {
 	u64 waited_ns = tc->ready_at_ns ? now - tc->ready_at_ns : 0;
+	u64 throttled_ns = tc->throttled_ns;
 	struct lane *lane;
 
-	__sync_fetch_and_add(&g->info.stats.ready_ns, waited_ns);
+	tc->ready_at_ns = 0;
+	tc->throttled_ns = 0;
+	__sync_fetch_and_add(&g->info.stats.waited_ns, waited_ns);
+	if (!tc->is_vcpu)
+		return;
+	/* It may have joined a queue that was parked already. */
+	if (throttled_ns > waited_ns)
+		throttled_ns = waited_ns;
+	__sync_fetch_and_add(&g->info.stats.throttled_ns, throttled_ns);
+	__sync_fetch_and_add(&g->info.stats.ready_ns, waited_ns - throttled_ns);
 	if (tc->last_cpu >= 0 && tc->last_cpu != cpu)
 		__sync_fetch_and_add(&g->info.stats.migrations, 1);
 	if (c->prev_group != tc->group || c->prev_pid == p->pid)
@@ -680,9 +710,7 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 	g = lookup_group(tc->group);
 	if (!g)
 		return;
-	if (tc->is_vcpu)
-		account_wait(p, tc, g, c, cpu, now);
-	tc->ready_at_ns = 0;
+	account_wait(p, tc, g, c, cpu, now);
 	tc->charged_at_ns = tc->run_at_ns = now;
 	c->slice_until_ns = now + p->scx.slice;
 	tc->last_cpu = cpu;
@@ -722,6 +750,7 @@ void BPF_STRUCT_OPS(cohort_quiescent, struct task_struct *p, u64 deq_flags)
 		return;
 	stop_waiting(tc);
 	tc->ready_at_ns = 0;
+	tc->throttled_ns = 0;
 	if (tc->is_runnable) {
 		tc->is_runnable = 0;
 		group_runnable(tc->group, -1);

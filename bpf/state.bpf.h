@@ -63,6 +63,7 @@ struct queue {
 			   count, which an enqueue raises after its op */
 	u32 orphan; /* its group is gone: free it when it is unlisted */
 	u64 parked_ns; /* when it was parked */
+	u64 parked_sum_ns; /* how long it was, in all */
 	u64 served_key; /* its key when it was listed or served, ns */
 	struct queue_node __kptr *node;
 } __attribute__((aligned(CACHE_LINE)));
@@ -153,6 +154,8 @@ struct task_ctx {
 	s32 last_cpu; /* it ran on, -1: none */
 	u64 kvm; /* of the vCPU it runs */
 	u64 vtime; /* ns of virtual time inside its group */
+	u64 parked_mark_ns; /* its queue's parked_sum_ns when it joined that */
+	u64 throttled_ns; /* of its present waiting, in parked queues */
 	u64 ready_at_ns; /* when it began to wait, 0: it does not */
 	u64 charged_at_ns; /* up to when its running was charged */
 	u64 run_at_ns; /* when it started running */

@@ -10,8 +10,14 @@ use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// Why a directed yield was not served, in the order of `enum yield_miss`.
-const YIELD_MISS_NAMES: [&str; intf::yield_miss_NR_YIELD_MISS as usize] =
-    ["not_sibling", "not_ready", "throttled", "affinity", "lost"];
+const YIELD_MISS_NAMES: [&str; intf::yield_miss_NR_YIELD_MISS as usize] = [
+    "not_sibling",
+    "not_ready",
+    "throttled",
+    "affinity",
+    "lost",
+    "elsewhere",
+];
 
 /// What is known of one VM or cgroup at one moment.
 #[derive(Clone, Copy)]
@@ -276,9 +282,10 @@ impl GroupInWindow {
     /// A vCPU cannot ask for more than all of the time. Other tasks have no such
     /// bound here, as their number may have changed in the window.
     fn demand_ns(&self, length_ns: u64) -> f64 {
-        let others_ns = self.used.run_ns.saturating_sub(self.used.vcpu_run_ns) as f64;
-        let waited_ns = (self.used.ready_ns + self.used.throttled_ns) as f64;
-        let vcpus_ns = self.used.vcpu_run_ns as f64 + waited_ns;
+        let vcpus_waited_ns = self.used.ready_ns + self.used.throttled_ns;
+        let vcpus_ns = (self.used.vcpu_run_ns + vcpus_waited_ns) as f64;
+        let all_ns = (self.used.run_ns + self.used.waited_ns) as f64;
+        let others_ns = (all_ns - vcpus_ns).max(0.0);
         match self.is_vm() {
             true => others_ns + vcpus_ns.min(self.vcpu_time_ns(length_ns)),
             false => others_ns + vcpus_ns,
@@ -330,6 +337,7 @@ fn difference(before: &intf::group_stats, after: &intf::group_stats) -> intf::gr
     intf::group_stats {
         run_ns: after.run_ns.saturating_sub(before.run_ns),
         vcpu_run_ns: after.vcpu_run_ns.saturating_sub(before.vcpu_run_ns),
+        waited_ns: after.waited_ns.saturating_sub(before.waited_ns),
         ready_ns: after.ready_ns.saturating_sub(before.ready_ns),
         throttled_ns: after.throttled_ns.saturating_sub(before.throttled_ns),
         yields_offered: after.yields_offered.saturating_sub(before.yields_offered),
@@ -377,6 +385,7 @@ mod tests {
         vm.info.stats.run_ns = run_ms * 1_000_000;
         vm.info.stats.vcpu_run_ns = run_ms * 1_000_000;
         vm.info.stats.ready_ns = ready_ms * 1_000_000;
+        vm.info.stats.waited_ns = ready_ms * 1_000_000;
         vm
     }
 
@@ -391,6 +400,16 @@ mod tests {
 
     fn since_load(groups: Vec<GroupReading>) -> HostStats {
         HostStats::between(&Reading::at_load(0), &after_one_second(groups))
+    }
+
+    /// A busy cgroup that got too little is owed the same as the VM beside it: what its tasks waited for counts.
+    #[test]
+    fn what_host_processes_waited_for_is_demand() {
+        let mut load = group(3, intf::group_kind_GROUP_CGROUP, 1);
+        load.info.stats.run_ns = 400_000_000;
+        load.info.stats.waited_ns = 1_600_000_000;
+        let host = since_load(vec![root(), vm(2, 1600, 400), load]);
+        assert!((host.vms.values().next().unwrap().entitlement_pct - 50.0).abs() < 0.1);
     }
 
     #[test]
