@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Whether a kernel's type information (BTF) is good enough to load a sched_ext scheduler. Not for finding types: that
-//! is libbpf's work.
+//! is libbpf's work. Kinds that are unknown here are unknown to libbpf, too, which would refuse to load anything.
 //!
 //! A kernel function that BPF may call carries the declaration tag `bpf_kfunc` in BTF. Some Debian builds lack it on
 //! some functions of sched_ext. The build step that hides a kfunc's implicit last argument goes by that tag, so such a
@@ -9,16 +9,22 @@
 //! 7.3.4 of trixie-backports sound.
 
 use std::collections::{HashMap, HashSet};
+use std::fs::{self, File};
+use std::io::{self, Read as _};
 use std::path::Path;
 
-use libbpf_rs::btf::types::{DeclTag, Func, Struct};
-use libbpf_rs::btf::{Btf, ReferencesType as _, TypeId};
+use libbpf_rs::AsRawLibbpf as _;
+use libbpf_rs::btf::Btf;
+use libbpf_rs::libbpf_sys;
 use serde::{Deserialize, Serialize};
 
 /// Where a running kernel shows its BTF.
 pub const RUNNING_KERNEL: &str = "/sys/kernel/btf/vmlinux";
 
 const KFUNC_TAG: &str = "bpf_kfunc";
+/// What raw BTF begins with, in the machine's byte order.
+const MAGIC: u16 = 0xeb9f;
+const OPS: &str = "sched_ext_ops";
 
 /// The kernel functions a sched_ext scheduler calls. In each row, the first that the kernel has is the one that
 /// scx's compat.bpf.h calls; the others are its names on older kernels.
@@ -105,33 +111,188 @@ impl std::fmt::Display for Soundness {
     }
 }
 
+/// Why a kernel's BTF cannot be judged.
+#[derive(Debug, thiserror::Error)]
+pub enum Error {
+    /// The file cannot be read.
+    #[error("it cannot be read: {0}")]
+    Unreadable(#[from] io::Error),
+    /// The file is neither BTF nor an ELF file that holds some.
+    #[error("it holds no BTF: {0}")]
+    NoBtf(#[from] libbpf_rs::Error),
+    /// The BTF ends early, or points to what is not in it.
+    #[error("it is cut off or damaged")]
+    Damaged,
+    /// The kernel is newer than this program, and than the libbpf in it.
+    #[error("it has types of kind {0}, which this version of Cohort does not know")]
+    UnknownKind(u32),
+}
+
 /// Checks the BTF in `path`: a raw BTF file such as [`RUNNING_KERNEL`], or an ELF file with a section `.BTF`.
 ///
 /// # Errors
 ///
 /// If the file cannot be read or holds no BTF. An unsound kernel is a result, not an error.
-pub fn check(path: impl AsRef<Path>) -> Result<Soundness, libbpf_rs::Error> {
-    let btf = Btf::from_path(path)?;
-    let kfuncs: HashSet<TypeId> = btf
-        .type_by_kind::<DeclTag<'_>>()
-        .filter_map(|tag| tagged_kfunc(&tag))
-        .collect();
-    let mut functions: HashMap<&str, bool> = HashMap::new();
-    for function in btf.type_by_kind::<Func<'_>>() {
-        if let Some(name) = function.name().and_then(|name| name.to_str()) {
-            // A name may be there twice (two static functions); the tagged one is the kfunc.
-            *functions.entry(name).or_default() |= kfuncs.contains(&function.type_id());
-        }
+pub fn check(path: impl AsRef<Path>) -> Result<Soundness, Error> {
+    let path = path.as_ref();
+    let mut magic = [0; 2];
+    File::open(path)?.read_exact(&mut magic)?;
+    if magic == MAGIC.to_ne_bytes() {
+        return check_raw(&fs::read(path)?);
     }
-    let has_sched_ext = btf.type_by_name::<Struct<'_>>("sched_ext_ops").is_some();
-    Ok(judge(has_sched_ext, |name| functions.get(name).copied()))
+    let btf = Btf::from_path(path)?;
+    let mut length = 0;
+    // SAFETY: `btf` is alive, and libbpf writes one u32.
+    let data = unsafe { libbpf_sys::btf__raw_data(btf.as_libbpf_object().as_ptr(), &mut length) };
+    if data.is_null() {
+        return Err(io::Error::last_os_error().into());
+    }
+    // SAFETY: libbpf says how long the data are, and keeps them as long as `btf`.
+    check_raw(unsafe { std::slice::from_raw_parts(data.cast(), length as usize) })
 }
 
-/// The function that a declaration tag marks as a kfunc.
-fn tagged_kfunc(tag: &DeclTag<'_>) -> Option<TypeId> {
-    let marks_function = tag.component_index().is_none();
-    let is_kfunc = tag.name().is_some_and(|name| name == KFUNC_TAG);
-    (marks_function && is_kfunc).then(|| tag.referenced_type().type_id())
+/// One pass over the bare data: a kernel has 150,000 types, and libbpf-rs makes an object and a name of each.
+fn check_raw(btf: &[u8]) -> Result<Soundness, Error> {
+    let needed: HashSet<&[u8]> = NEEDED_KFUNCS
+        .iter()
+        .flat_map(|names| names.iter().map(|name| name.as_bytes()))
+        .collect();
+    let mut has_sched_ext = false;
+    let mut kfuncs: HashSet<u32> = HashSet::new();
+    let mut functions: HashMap<&[u8], Vec<u32>> = HashMap::new();
+    let mut types = Types::new(btf).ok_or(Error::Damaged)?;
+    while let Some(found) = types.next()? {
+        match found.kind {
+            libbpf_sys::BTF_KIND_STRUCT => has_sched_ext |= found.name == OPS.as_bytes(),
+            libbpf_sys::BTF_KIND_FUNC if needed.contains(found.name) => {
+                functions.entry(found.name).or_default().push(found.id);
+            }
+            libbpf_sys::BTF_KIND_DECL_TAG
+                if found.marks_whole() && found.name == KFUNC_TAG.as_bytes() =>
+            {
+                kfuncs.insert(found.size_or_type);
+            }
+            _ => {}
+        }
+    }
+    Ok(judge(has_sched_ext, |name| {
+        // A name may be there twice (two static functions); the tagged one is the kfunc.
+        let ids = functions.get(name.as_bytes())?;
+        Some(ids.iter().any(|id| kfuncs.contains(id)))
+    }))
+}
+
+/// The types of raw BTF in their order. Layout: Documentation/bpf/btf.rst, "BTF Type and String Encoding".
+struct Types<'btf> {
+    /// What is left.
+    types: &'btf [u8],
+    strings: &'btf [u8],
+    /// The number of types seen so far, which is the last one's id.
+    seen: u32,
+}
+
+/// A type as it is in BTF.
+struct Type<'btf> {
+    id: u32,
+    kind: u32,
+    name: &'btf [u8],
+    size_or_type: u32,
+    /// What follows it, as its kind has it.
+    tail: &'btf [u8],
+}
+
+impl Type<'_> {
+    /// Of a declaration tag: it is for a whole function, and not for one of its arguments.
+    fn marks_whole(&self) -> bool {
+        self.tail == (-1i32).to_ne_bytes()
+    }
+}
+
+impl<'btf> Types<'btf> {
+    /// `None` if the header is damaged.
+    fn new(btf: &'btf [u8]) -> Option<Self> {
+        let header = size_of::<libbpf_sys::btf_header>();
+        let [
+            length,
+            type_offset,
+            type_length,
+            string_offset,
+            string_length,
+        ] = words(btf.get(4..header)?);
+        if length < header as u32 {
+            return None;
+        }
+        let sections = btf.get(length as usize..)?;
+        Some(Self {
+            types: part(sections, type_offset, type_length)?,
+            strings: part(sections, string_offset, string_length)?,
+            seen: 0,
+        })
+    }
+
+    fn next(&mut self) -> Result<Option<Type<'btf>>, Error> {
+        if self.types.is_empty() {
+            return Ok(None);
+        }
+        let (head, rest) = self
+            .types
+            .split_at_checked(size_of::<libbpf_sys::btf_type>())
+            .ok_or(Error::Damaged)?;
+        let [name, info, size_or_type] = words(head);
+        let kind = info >> 24 & 0x1f;
+        let length = tail_length(kind, info as usize & 0xffff).ok_or(Error::UnknownKind(kind))?;
+        let (tail, rest) = rest.split_at_checked(length).ok_or(Error::Damaged)?;
+        self.types = rest;
+        self.seen += 1;
+        Ok(Some(Type {
+            id: self.seen,
+            kind,
+            name: self.string(name).ok_or(Error::Damaged)?,
+            size_or_type,
+            tail,
+        }))
+    }
+
+    fn string(&self, offset: u32) -> Option<&'btf [u8]> {
+        let from = self.strings.get(offset as usize..)?;
+        from.split(|byte| *byte == 0).next()
+    }
+}
+
+/// Bytes after a type of this kind; `entries` says of what has several how many it has.
+fn tail_length(kind: u32, entries: usize) -> Option<usize> {
+    use libbpf_sys::*;
+    Some(match kind {
+        BTF_KIND_PTR | BTF_KIND_FWD | BTF_KIND_TYPEDEF | BTF_KIND_VOLATILE | BTF_KIND_CONST
+        | BTF_KIND_RESTRICT | BTF_KIND_FUNC | BTF_KIND_FLOAT | BTF_KIND_TYPE_TAG => 0,
+        BTF_KIND_INT => size_of::<u32>(),
+        BTF_KIND_ARRAY => size_of::<btf_array>(),
+        BTF_KIND_STRUCT | BTF_KIND_UNION => entries * size_of::<btf_member>(),
+        BTF_KIND_ENUM => entries * size_of::<btf_enum>(),
+        BTF_KIND_ENUM64 => entries * size_of::<btf_enum64>(),
+        BTF_KIND_FUNC_PROTO => entries * size_of::<btf_param>(),
+        BTF_KIND_VAR => size_of::<btf_var>(),
+        BTF_KIND_DATASEC => entries * size_of::<btf_var_secinfo>(),
+        BTF_KIND_DECL_TAG => size_of::<btf_decl_tag>(),
+        _ => return None,
+    })
+}
+
+/// The first N words of `bytes`, which are long enough.
+fn words<const N: usize>(bytes: &[u8]) -> [u32; N] {
+    std::array::from_fn(|i| {
+        let word = [
+            bytes[4 * i],
+            bytes[4 * i + 1],
+            bytes[4 * i + 2],
+            bytes[4 * i + 3],
+        ];
+        u32::from_ne_bytes(word)
+    })
+}
+
+fn part(bytes: &[u8], offset: u32, length: u32) -> Option<&[u8]> {
+    bytes.get(offset as usize..)?.get(..length as usize)
 }
 
 /// `tagged` tells of a function's name whether it carries the kfunc tag, None if there is no such function.
@@ -154,11 +315,9 @@ fn judge(has_sched_ext: bool, tagged: impl Fn(&str) -> Option<bool>) -> Soundnes
 mod tests {
     use super::*;
 
-    // Kinds and layout: Documentation/bpf/btf.rst, "BTF Type and String Encoding".
-    const KIND_STRUCT: u32 = 4;
-    const KIND_FUNC: u32 = 12;
-    const KIND_FUNC_PROTO: u32 = 13;
-    const KIND_DECL_TAG: u32 = 17;
+    use libbpf_rs::libbpf_sys::{
+        BTF_KIND_DECL_TAG, BTF_KIND_FUNC, BTF_KIND_FUNC_PROTO, BTF_KIND_STRUCT,
+    };
 
     /// Writes a small BTF of a kernel: sched_ext_ops and functions with or without the kfunc tag.
     #[derive(Default)]
@@ -205,12 +364,17 @@ mod tests {
     /// A kernel with the newest name of each function; `is_tagged` says which carry the tag.
     fn kernel_btf(ops: &str, is_tagged: impl Fn(&str) -> bool) -> Vec<u8> {
         let mut writer = Writer::default();
-        writer.add(ops, KIND_STRUCT, 8, &[]);
-        let proto = writer.add("", KIND_FUNC_PROTO, 0, &[]);
+        writer.add(ops, BTF_KIND_STRUCT, 8, &[]);
+        let proto = writer.add("", BTF_KIND_FUNC_PROTO, 0, &[]);
         for names in NEEDED_KFUNCS {
-            let function = writer.add(names[0], KIND_FUNC, proto, &[]);
+            let function = writer.add(names[0], BTF_KIND_FUNC, proto, &[]);
             if is_tagged(names[0]) {
-                writer.add(KFUNC_TAG, KIND_DECL_TAG, function, &(-1i32).to_le_bytes());
+                writer.add(
+                    KFUNC_TAG,
+                    BTF_KIND_DECL_TAG,
+                    function,
+                    &(-1i32).to_le_bytes(),
+                );
             }
         }
         writer.finish()
@@ -276,5 +440,58 @@ mod tests {
         let path = folder.path().join("nothing");
         std::fs::write(&path, "no BTF").unwrap();
         assert!(check(&path).is_err());
+    }
+
+    /// A tag on an argument, one of another name, and a namesake without a tag decide nothing.
+    #[test]
+    fn only_a_tag_of_the_whole_function_makes_a_kfunc() {
+        let mut writer = Writer::default();
+        writer.add("sched_ext_ops", BTF_KIND_STRUCT, 8, &[]);
+        for (name, tag, component) in [
+            ("scx_bpf_now", KFUNC_TAG, -1i32),
+            ("scx_bpf_now", "other", -1),
+            ("scx_bpf_cpu_curr", KFUNC_TAG, 0),
+            ("scx_bpf_kick_cpu", "other", -1),
+        ] {
+            let function = writer.add(name, BTF_KIND_FUNC, 0, &[]);
+            writer.add(tag, BTF_KIND_DECL_TAG, function, &component.to_ne_bytes());
+        }
+        let soundness = check_raw(&writer.finish()).unwrap();
+        assert_eq!(
+            soundness.untagged_kfuncs,
+            ["scx_bpf_kick_cpu", "scx_bpf_cpu_curr"]
+        );
+        assert!(
+            !soundness
+                .missing_kfuncs
+                .contains(&"scx_bpf_now".to_string())
+        );
+    }
+
+    #[test]
+    fn btf_that_ends_anywhere_is_an_error() {
+        let whole = kernel_btf("sched_ext_ops", |_| true);
+        for length in 0..whole.len() {
+            assert!(check_raw(&whole[..length]).is_err(), "{length} bytes");
+        }
+    }
+
+    #[test]
+    fn a_kind_that_nobody_knows_is_an_error() {
+        let mut writer = Writer::default();
+        writer.add("new", 31, 0, &[]);
+        let error = check_raw(&writer.finish()).unwrap_err();
+        assert!(error.to_string().contains("kind 31"), "{error}");
+    }
+
+    /// libbpf's view of a real kernel, where there is one, and this one's.
+    #[test]
+    fn the_running_kernel_has_as_many_types_as_libbpf_finds() {
+        let (Ok(raw), Ok(btf)) = (fs::read(RUNNING_KERNEL), Btf::from_path(RUNNING_KERNEL)) else {
+            return;
+        };
+        let mut types = Types::new(&raw).unwrap();
+        while types.next().unwrap().is_some() {}
+        assert_eq!(types.seen as usize + 1, btf.len());
     }
 }

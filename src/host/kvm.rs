@@ -73,14 +73,23 @@ fn symbol_address(kallsyms: &Path) -> Result<u64> {
         )
     };
     let symbols = File::open(kallsyms).with_context(unreadable)?;
-    for line in BufReader::with_capacity(1 << 16, symbols).lines() {
-        let line = line.with_context(unreadable)?;
-        let mut words = line.split_whitespace();
+    let mut symbols = BufReader::with_capacity(1 << 16, symbols);
+    // Bytes and one buffer: there are some 200,000 lines, and modules come last.
+    let mut line = Vec::new();
+    while symbols
+        .read_until(b'\n', &mut line)
+        .with_context(unreadable)?
+        > 0
+    {
+        let mut words = line.split(u8::is_ascii_whitespace);
         let (address, name) = (words.next(), words.nth(1));
-        if name != Some(SYMBOL) {
+        if name != Some(SYMBOL.as_bytes()) {
+            line.clear();
             continue;
         }
-        let address = address.and_then(|hex| u64::from_str_radix(hex, 16).ok());
+        let address = address
+            .and_then(|hex| std::str::from_utf8(hex).ok())
+            .and_then(|hex| u64::from_str_radix(hex, 16).ok());
         return match address {
             Some(address) if address != 0 => Ok(address),
             _ => bail!(
