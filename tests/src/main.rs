@@ -9,7 +9,8 @@ mod shares;
 mod yields;
 
 use clap::{Parser, ValueEnum};
-use libtest_mimic::{Arguments, Trial};
+use cohort_lab::inside::scheduler;
+use libtest_mimic::{Arguments, Failed, Trial};
 
 /// Runs one suite of tests; further arguments as of `cargo test`.
 #[derive(Parser)]
@@ -48,11 +49,22 @@ fn main() {
     arguments.test_threads = Some(1);
     let trials = tests
         .iter()
-        .map(|(name, test)| {
-            Trial::test(*name, move || {
-                test().map_err(|error| format!("{error:#}").into())
-            })
-        })
+        .map(|(name, test)| Trial::test(*name, move || run(*test)))
         .collect();
     libtest_mimic::run(&arguments, trials).exit();
+}
+
+/// Runs a test. A scheduler that ended by itself fails it, and is a part of the failure if something else did.
+fn run(test: fn() -> anyhow::Result<()>) -> Result<(), Failed> {
+    let mut failures: Vec<String> = test()
+        .err()
+        .map(|error| format!("{error:#}"))
+        .into_iter()
+        .collect();
+    // The test's schedulers are dropped by now.
+    failures.extend(scheduler::untold_ends());
+    if failures.is_empty() {
+        return Ok(());
+    }
+    Err(failures.join("\n").into())
 }

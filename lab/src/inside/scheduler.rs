@@ -7,6 +7,7 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
@@ -135,12 +136,24 @@ pub struct Exit {
     pub output: String,
 }
 
-/// A scheduler that has taken over. Dropped, it is killed, and the kernel takes its scheduling back.
+/// What is known of schedulers that had ended by themselves when they were dropped, and that nobody was told yet.
+static UNTOLD_ENDS: Mutex<Vec<String>> = Mutex::new(Vec::new());
+
+/// Takes the sentences, with all that the schedulers printed, about those that ended by themselves and were dropped
+/// without anybody checking them: what fails first is usually something that relied on them.
+pub fn untold_ends() -> Vec<String> {
+    std::mem::take(&mut UNTOLD_ENDS.lock().unwrap_or_else(PoisonError::into_inner))
+}
+
+/// A scheduler that has taken over. Dropped, it is killed, and the kernel takes its scheduling back; if it had ended
+/// by itself, [`untold_ends`] says so.
 #[derive(Debug)]
 pub struct RunningScheduler {
     name: String,
     process: Child,
     log: PathBuf,
+    /// Its end, or that it did not start, is told by an error or was asked for.
+    end_is_known: bool,
 }
 
 impl RunningScheduler {
@@ -162,6 +175,7 @@ impl RunningScheduler {
             name: name.into(),
             process,
             log,
+            end_is_known: true,
         };
         let mut ready = !notifies;
         process::wait_for(
@@ -185,6 +199,7 @@ impl RunningScheduler {
                 running.output()
             )
         })?;
+        running.end_is_known = false;
         Ok(running)
     }
 
@@ -204,6 +219,12 @@ impl RunningScheduler {
     /// # Errors
     /// When its program ended or the kernel ejected it, with what it printed.
     pub fn check(&mut self) -> Result<()> {
+        let result = self.still_schedules();
+        self.end_is_known |= result.is_err();
+        result
+    }
+
+    fn still_schedules(&mut self) -> Result<()> {
         if let Some(status) = self.process.try_wait()? {
             bail!(
                 "Scheduler {} ended by itself ({status}). It printed:\n{}",
@@ -246,6 +267,7 @@ impl RunningScheduler {
     /// When it had died by itself, or the stock scheduler is not back within ten seconds.
     pub fn stop_with(mut self, signal: Signal) -> Result<Exit> {
         self.check()?;
+        self.end_is_known = true;
         let start = Instant::now();
         kill(Pid::from_raw(self.pid() as i32), signal)
             .with_context(|| format!("{signal} cannot be sent to scheduler {}", self.name))?;
@@ -263,6 +285,15 @@ impl RunningScheduler {
 
 impl Drop for RunningScheduler {
     fn drop(&mut self) {
+        // Before it is killed: one that the kernel has ejected is given the time to print why, and the dump.
+        if !self.end_is_known
+            && let Err(error) = self.check()
+        {
+            UNTOLD_ENDS
+                .lock()
+                .unwrap_or_else(PoisonError::into_inner)
+                .push(format!("{error:#}"));
+        }
         // After stop_with it is gone already, which is what is wanted.
         let _ = self.process.kill();
         let _ = self.process.wait();
