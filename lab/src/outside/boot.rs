@@ -21,6 +21,7 @@ use super::console;
 use super::image::Image;
 use super::initrd::Payload;
 use super::kernel::{Kernel, Kernels};
+use super::others::{OtherLoad, Watch};
 use super::qemu::{Accelerator, Descriptors, Machine, Topology};
 use super::tool::{self, Interrupted, io_sentence};
 use crate::inside::info::LabInfo;
@@ -41,7 +42,10 @@ const BOOT_LIMIT: Duration = Duration::from_secs(120);
 const STOP_LIMIT: Duration = Duration::from_secs(15);
 
 /// What each run leaves in its folder.
-const LOGS: [&str; 3] = ["console.log", "qemu.log", "dmesg"];
+const LOGS: [&str; 4] = ["console.log", "qemu.log", "dmesg", MACHINE];
+
+/// What other programs took of the machine, in the run's folder.
+const MACHINE: &str = "machine.json";
 
 /// How often signals and deadlines are looked at.
 const TICK: Duration = Duration::from_millis(50);
@@ -155,9 +159,28 @@ pub fn boot(options: &Options) -> Result<u8> {
     let limit = Duration::from_secs(options.timeout_s);
     let run = Run::start(&machine, &image, &kernel, &initrd, &folder.path)?;
     drop(initrd);
+    let others = Watch::begin(run.qemu.id());
     let outcome = run.supervise(limit, STOP_LIMIT + Duration::from_secs_f64(dilation));
+    let others = others.end();
     run.end()?;
+    record_others(&others?, &machine, &folder.path)?;
     folder.conclude(&outcome, options.timeout_s)
+}
+
+/// Says it if figures of this run are worth nothing; undilated, nothing is measured.
+fn record_others(load: &OtherLoad, machine: &Machine<'_>, folder: &Path) -> Result<()> {
+    let json = serde_json::to_string_pretty(load).context("The machine cannot be described.")?;
+    let path = folder.join(MACHINE);
+    fs::write(&path, json + "\n")
+        .map_err(|error| io_sentence(&format!("{} cannot be written", path.display()), &error))?;
+    if machine.dilation > 1.0 && load.voids_figures(machine.topology.cpus()) {
+        eprintln!(
+            "lab: other programs used {:.2} of a CPU while this ran, {:.2} in the busiest 10 s; figures from it are \
+             void",
+            load.other_load, load.other_load_busiest_10s
+        );
+    }
+    Ok(())
 }
 
 fn effective_dilation(asked: f64, accelerator: Accelerator) -> Result<f64> {

@@ -13,5 +13,6 @@ pub mod initrd;
 pub mod kernel;
 pub mod mirror;
 pub mod modules;
+pub mod others;
 pub mod qemu;
 pub mod tool;
