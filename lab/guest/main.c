@@ -7,6 +7,8 @@
  *   work=N               iterations of an empty loop per operation
  *   pause_window_us=N    plain loads between two PAUSEs of a spin loop
  *   policy=spin|sleep    how the barrier waits
+ *   directory=PATH       files: counts when a file in this folder was written and closed,
+ *   operations=N         and this many operations each time
  *   counters_file=PATH   count in this file instead of an anonymous page (to try a workload without a guest)
  *
  * The host reads the page straight out of the guest's memory, at the moment it likes and without any help
@@ -34,16 +36,19 @@
 _Static_assert(sizeof(struct counter_page) == PAGE_BYTES,
 	       "the counters fill exactly one page");
 
-struct options options = { .work = 600000 };
+struct options options = { .work = 600000, .directory = ".", .operations = 1 };
 
 static const struct workload {
 	const char *name;
 	workload_body *body;
 	void (*prepare)(void);
 } workloads[] = {
-	{ "tlb", tlb_body, NULL },	     { "spin", spin_body, NULL },
-	{ "pipe", pipe_body, pipe_prepare }, { "barrier", barrier_body, NULL },
+	{ "tlb", tlb_body, NULL },
+	{ "spin", spin_body, NULL },
+	{ "pipe", pipe_body, pipe_prepare },
+	{ "barrier", barrier_body, NULL },
 	{ "busy", busy_body, NULL },
+	{ "files", files_body, files_prepare },
 };
 
 static const struct workload *chosen;
@@ -97,6 +102,10 @@ static void parse_option(char *option)
 		pause_window_us = number(option, value);
 	else if (!strcmp(option, "counters_file"))
 		counters_file = value;
+	else if (!strcmp(option, "directory"))
+		options.directory = value;
+	else if (!strcmp(option, "operations"))
+		options.operations = number(option, value);
 	else if (!strcmp(option, "policy") && !strcmp(value, "spin"))
 		options.sleeping = false;
 	else if (!strcmp(option, "policy") && !strcmp(value, "sleep"))

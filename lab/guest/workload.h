@@ -39,6 +39,9 @@ struct options {
 	uint64_t pause_window_ticks;
 	/* Barrier only: wait in the kernel (futex) instead of spinning. */
 	bool sleeping;
+	/* Files only: the folder to watch, and the operations that a file written there stands for. */
+	const char *directory;
+	uint64_t operations;
 };
 
 extern struct options options;
@@ -46,20 +49,29 @@ extern struct options options;
 /* A thread's endless body; @thread counts from 0, @operations is its slot. */
 typedef void workload_body(unsigned int thread, _Atomic uint64_t *operations);
 
-workload_body tlb_body, spin_body, pipe_body, barrier_body, busy_body;
+workload_body tlb_body, spin_body, pipe_body, barrier_body, busy_body,
+	files_body;
 
 /* Opens the pipes of all pairs; called before any thread runs. */
 void pipe_prepare(void);
+
+/* Starts to watch the folder. */
+void files_prepare(void);
 
 /* Ends the guest (and with it the test) with a sentence on the console. */
 void die(const char *what) __attribute__((noreturn));
 
 /* Only its own thread writes a slot, so counting needs no locked instruction. */
-static inline void count_operation(_Atomic uint64_t *operations)
+static inline void count_operations(_Atomic uint64_t *operations, uint64_t done)
 {
 	uint64_t count = atomic_load_explicit(operations, memory_order_relaxed);
 
-	atomic_store_explicit(operations, count + 1, memory_order_relaxed);
+	atomic_store_explicit(operations, count + done, memory_order_relaxed);
+}
+
+static inline void count_operation(_Atomic uint64_t *operations)
+{
+	count_operations(operations, 1);
 }
 
 static inline void work(uint64_t iterations)

@@ -8,9 +8,25 @@ use std::path::Path;
 use anyhow::{Context, Result};
 use cpio::newc::{self, Builder};
 
+use crate::outside::modules::LOAD_ORDER;
+
 /// The static program with all workloads, built from `lab/guest/*.c`.
 pub const WORKLOAD_PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/workload"));
 const INIT_SCRIPT: &[u8] = include_bytes!("../guest/init");
+
+/// Our own workloads: `lab/guest/*.c`.
+pub const OWN_WORKLOADS: [&str; 5] = ["tlb", "spin", "pipe", "barrier", "busy"];
+/// Real workloads: programs of the guests' image, run by the scripts of the same names in `lab/guest/real`.
+pub const REAL_WORKLOADS: [&str; 4] = ["redis", "dbench", "vips", "restic"];
+/// What the guests' initrd has in /real.
+const REAL_SCRIPTS: [(&str, &[u8]); 6] = [
+    ("enter", include_bytes!("../guest/real/enter")),
+    ("run", include_bytes!("../guest/real/run")),
+    ("redis", include_bytes!("../guest/real/redis")),
+    ("dbench", include_bytes!("../guest/real/dbench")),
+    ("vips", include_bytes!("../guest/real/vips")),
+    ("restic", include_bytes!("../guest/real/restic")),
+];
 
 /// "COHORTOP": the first word of a counter page; `COUNTER_MAGIC` in `lab/guest/workload.h`.
 pub const COUNTER_MAGIC: u64 = 0x504f_5452_4f48_4f43;
@@ -26,19 +42,22 @@ const PROGRAM: u32 = 0o100_755;
 const CHARACTER_DEVICE: u32 = 0o020_600;
 
 /// Writes the guests' initrd (an uncompressed cpio archive) to `initrd`. `busybox` is a statically linked
-/// busybox. The file appears complete or not at all.
+/// busybox. `modules` is a folder with the unpacked modules by which L1 reaches its root, and their `load-order`; by
+/// the same ones guests reach the guests' image, so they are needed only with it. The file appears complete or not at
+/// all.
 ///
 /// # Errors
-/// When `busybox` cannot be read or `initrd` cannot be written.
-pub fn build_initrd(busybox: &Path, initrd: &Path) -> Result<()> {
+/// When `busybox` or the modules cannot be read or `initrd` cannot be written.
+pub fn build_initrd(busybox: &Path, modules: Option<&Path>, initrd: &Path) -> Result<()> {
     let busybox_program = fs::read(busybox).with_context(|| {
         format!(
             "The static busybox {} for guests cannot be read",
             busybox.display()
         )
     })?;
+    let modules = modules.map(read_modules).transpose()?.unwrap_or_default();
     let unfinished = initrd.with_extension(format!("partial.{}", std::process::id()));
-    write_archive(&unfinished, &busybox_program)
+    write_archive(&unfinished, &busybox_program, &modules)
         .and_then(|()| fs::rename(&unfinished, initrd))
         .inspect_err(|_| {
             // The first error is the one to report; what is left of the file may not even exist.
@@ -47,9 +66,24 @@ pub fn build_initrd(busybox: &Path, initrd: &Path) -> Result<()> {
         .with_context(|| format!("The guests' initrd {} cannot be written", initrd.display()))
 }
 
-fn write_archive(path: &Path, busybox: &[u8]) -> io::Result<()> {
+/// The names and contents of `load-order` and the modules that it lists.
+fn read_modules(folder: &Path) -> Result<Vec<(String, Vec<u8>)>> {
+    let read = |name: &str| {
+        let path = folder.join(name);
+        let content = fs::read(&path)
+            .with_context(|| format!("{} for guests cannot be read", path.display()))?;
+        Ok((name.to_owned(), content))
+    };
+    let order = read(LOAD_ORDER)?;
+    let names = String::from_utf8_lossy(&order.1).into_owned();
+    std::iter::once(Ok(order))
+        .chain(names.lines().map(read))
+        .collect()
+}
+
+fn write_archive(path: &Path, busybox: &[u8], modules: &[(String, Vec<u8>)]) -> io::Result<()> {
     let mut archive = File::create(path)?;
-    for directory in ["bin", "dev", "proc", "sys", "tmp"] {
+    for directory in ["bin", "dev", "modules", "proc", "real", "sys", "tmp"] {
         add_entry(&mut archive, Builder::new(directory).mode(DIRECTORY), &[])?;
     }
     // The kernel opens /dev/console for init before init can mount anything.
@@ -76,6 +110,14 @@ fn write_archive(path: &Path, busybox: &[u8]) -> io::Result<()> {
         Builder::new("init").mode(PROGRAM),
         INIT_SCRIPT,
     )?;
+    for (name, script) in REAL_SCRIPTS {
+        let path = format!("real/{name}");
+        add_entry(&mut archive, Builder::new(&path).mode(PROGRAM), script)?;
+    }
+    for (name, module) in modules {
+        let path = format!("modules/{name}");
+        add_entry(&mut archive, Builder::new(&path).mode(PROGRAM), module)?;
+    }
     newc::trailer(&mut archive)?;
     archive.sync_all()
 }
@@ -134,6 +176,19 @@ mod tests {
         fn drop(&mut self) {
             self.process.kill().unwrap();
             self.process.wait().unwrap();
+        }
+    }
+
+    fn names_in(archive: &Path) -> Vec<String> {
+        let mut names = Vec::new();
+        let mut archive = File::open(archive).unwrap();
+        loop {
+            let reader = newc::Reader::new(archive).unwrap();
+            if reader.entry().is_trailer() {
+                return names;
+            }
+            names.push(reader.entry().name().to_owned());
+            archive = reader.finish().unwrap();
         }
     }
 
@@ -212,24 +267,16 @@ mod tests {
         let busybox = directory.path().join("busybox");
         fs::write(&busybox, b"not really").unwrap();
         let initrd = directory.path().join("initrd");
-        build_initrd(&busybox, &initrd).unwrap();
-
-        let mut names = Vec::new();
-        let mut archive = File::open(&initrd).unwrap();
-        loop {
-            let reader = newc::Reader::new(archive).unwrap();
-            if reader.entry().is_trailer() {
-                break;
-            }
-            names.push(reader.entry().name().to_owned());
-            archive = reader.finish().unwrap();
-        }
+        build_initrd(&busybox, None, &initrd).unwrap();
+        let names = names_in(&initrd);
         assert_eq!(
-            names,
+            names[..11],
             [
                 "bin",
                 "dev",
+                "modules",
                 "proc",
+                "real",
                 "sys",
                 "tmp",
                 "dev/console",
@@ -238,6 +285,10 @@ mod tests {
                 "init"
             ]
         );
+        for workload in REAL_WORKLOADS {
+            let script = format!("real/{workload}");
+            assert!(names.contains(&script), "no {script}");
+        }
         assert_eq!(
             fs::read_dir(directory.path()).unwrap().count(),
             2,
@@ -246,9 +297,56 @@ mod tests {
     }
 
     #[test]
+    fn the_initrd_holds_the_modules_that_are_listed() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = |name: &str| directory.path().join(name);
+        fs::write(path("busybox"), b"not really").unwrap();
+        fs::write(path(LOAD_ORDER), "erofs.ko\noverlay.ko\n").unwrap();
+        for module in ["erofs.ko", "overlay.ko", "kvm.ko"] {
+            fs::write(path(module), module).unwrap();
+        }
+        let build = || build_initrd(&path("busybox"), Some(directory.path()), &path("initrd"));
+        build().unwrap();
+        let names = names_in(&path("initrd"));
+        assert_eq!(
+            names[names.len() - 3..],
+            [
+                "modules/load-order",
+                "modules/erofs.ko",
+                "modules/overlay.ko"
+            ]
+        );
+        fs::remove_file(path("erofs.ko")).unwrap();
+        assert!(build().unwrap_err().to_string().contains("erofs.ko"));
+    }
+
+    #[test]
+    fn files_that_are_written_count_the_operations_they_stand_for() {
+        let folder = tempfile::tempdir().unwrap();
+        let watched = format!("directory={}", folder.path().display());
+        let workload = NativeWorkload::start(&["files", &watched, "threads=1", "operations=50"]);
+        // The page is there before anything is watched; what is written before that would not count.
+        assert!(within_ten_seconds(|| {
+            fs::write(folder.path().join("first"), "x").unwrap();
+            workload.word(COUNTER_SLOT_BYTES) >= Some(50)
+        }));
+        sleep(Duration::from_millis(100));
+        let before = workload.word(COUNTER_SLOT_BYTES).unwrap();
+        for _ in 0..1000 {
+            fs::write(folder.path().join("one"), "x").unwrap();
+        }
+        assert!(
+            within_ten_seconds(|| workload.word(COUNTER_SLOT_BYTES).unwrap() == before + 1000 * 50),
+            "1000 files made {:?} of {before}",
+            workload.word(COUNTER_SLOT_BYTES)
+        );
+    }
+
+    #[test]
     fn a_missing_busybox_is_an_error_that_names_it() {
         let error = build_initrd(
             Path::new("/nonexistent/busybox"),
+            None,
             Path::new("/nonexistent/initrd"),
         )
         .unwrap_err();

@@ -20,8 +20,8 @@ enum Command {
     Boot(outside::boot::Options),
     /// List the kernels of the Debian mirror and which can load a sched_ext scheduler
     Kernels(outside::cli::KernelsOptions),
-    /// Make L1's image if it is not in the cache
-    Image,
+    /// Make an image if it is not in the cache: L1's, or that of guests with real workloads
+    Image(outside::cli::ImageOptions),
     /// What runs inside L1: measure, calibrate, show
     #[command(subcommand)]
     Inside(inside::cli::Command),
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Boot(options) => outside::boot::boot(&options),
         Command::Kernels(options) => outside::cli::kernels(&options),
-        Command::Image => outside::cli::image(),
+        Command::Image(options) => outside::cli::image(&options),
         Command::Inside(command) => return inside::cli::run_and_report(&command),
     };
     result.map_or_else(|error| outside::cli::report(&error), ExitCode::from)

@@ -12,6 +12,7 @@ use super::info::LabInfo;
 use super::report::{CaseResult, summarize};
 use super::scheduler::Scheduler;
 use super::windows::{Timing, Window, arm_names, run_alone, run_rounds};
+use crate::guest::{OWN_WORKLOADS, REAL_WORKLOADS};
 
 /// Where results accumulate; copied out of L1 at its end.
 pub const RESULTS_PATH: &str = "/out/results.jsonl";
@@ -22,14 +23,15 @@ const ALONE_WINDOWS: usize = 2;
 /// A case: a workload and a number of VMs.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Case {
-    /// tlb, spin, pipe, barrier or busy.
+    /// One of our own or of the real workloads (`crate::guest`).
     pub workload: String,
     /// Number of VMs.
     pub vms: u32,
 }
 
 impl Case {
-    /// The least median ratio to the stock scheduler that Cohort must reach; barrier is reported only.
+    /// The least median ratio to the stock scheduler that Cohort must reach; barrier and the real workloads are
+    /// reported only.
     pub fn floor(&self) -> Option<f64> {
         match self.workload.as_str() {
             "busy" => Some(0.99),
@@ -47,8 +49,10 @@ impl FromStr for Case {
         let digits = name.trim_start_matches(|letter: char| letter.is_ascii_lowercase());
         let workload = &name[..name.len() - digits.len()];
         ensure!(
-            ["tlb", "spin", "pipe", "barrier", "busy"].contains(&workload),
-            "\"{name}\" is no case: it must start with tlb, spin, pipe, barrier or busy, as in \"spin2\""
+            OWN_WORKLOADS.contains(&workload) || REAL_WORKLOADS.contains(&workload),
+            "\"{name}\" is no case: it must start with one of {}, {}, as in \"spin2\"",
+            OWN_WORKLOADS.join(", "),
+            REAL_WORKLOADS.join(", ")
         );
         let vms = digits.parse().map_err(|_| {
             anyhow!("\"{name}\" is no case: after {workload} comes a number of VMs")
@@ -233,6 +237,10 @@ mod tests {
             }
         );
         assert_eq!(case.to_string(), "barrier3");
+        for workload in REAL_WORKLOADS {
+            let case: Case = format!("{workload}2").parse().unwrap();
+            assert_eq!((case.workload.as_str(), case.vms), (workload, 2));
+        }
         for wrong in [
             "spin", "spin0", "spin9", "spinx", "2", "", "fork2", "spin2x",
         ] {
@@ -248,6 +256,7 @@ mod tests {
         assert_eq!(floor("spin2"), Some(1.0));
         assert_eq!(floor("tlb3"), Some(1.0));
         assert_eq!(floor("barrier2"), None);
+        assert_eq!(floor("redis2"), None);
     }
 
     #[test]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Booted guests: QEMU under L1's KVM with a Debian kernel and one of our workloads, whose operations are counted
-//! exactly and without the guest's help. Not for micro guests, nor for what is inside a guest (`lab/guest`).
+//! Booted guests: QEMU under L1's KVM with a Debian kernel and a workload, our own or a real one, whose operations are
+//! counted exactly and without the guest's help. Not for micro guests, nor for what is inside a guest (`lab/guest`).
 //!
 //! The guest's memory is a file in L1's memory. The workload counts in one page of it and prints that page's
 //! physical address once; from then on the counters are read out of the file whenever someone likes.
@@ -19,14 +19,22 @@ use super::cgroup::{Cgroup, CpuMax};
 use super::info::LabInfo;
 use super::process;
 use super::windows::Subject;
-use crate::guest::{COUNTER_MAGIC, COUNTER_PAGE_BYTES, COUNTER_SLOT_BYTES, COUNTER_SLOTS};
+use crate::guest::{
+    COUNTER_MAGIC, COUNTER_PAGE_BYTES, COUNTER_SLOT_BYTES, COUNTER_SLOTS, REAL_WORKLOADS,
+};
 
 const QEMU: &str = "/usr/bin/qemu-system-x86_64";
 const KERNEL: &str = "/cohort/guest/vmlinuz";
 const INITRD: &str = "/cohort/guest/initrd";
+/// The guests' image, if `lab boot` attached it: L1's second disk.
+const GUEST_IMAGE: &str = "/dev/vdb";
 /// A tmpfs: guest memory on anything else would be written to a disk.
 const MEMORY_DIRECTORY: &str = "/dev/shm";
 const LOG_DIRECTORY: &str = "/out/guests";
+const OWN_MEMORY_MIB: u32 = 256;
+/// The files of real workloads are in memory. Three such guests fit into half of L1's memory, which is all that
+/// [`MEMORY_DIRECTORY`] holds.
+const REAL_MEMORY_MIB: u32 = 640;
 /// Up to here q35 keeps all memory below 4 GiB, where a physical address is an offset in the memory file.
 const MAX_MEMORY_MIB: u32 = 2048;
 /// Quiet, because each console character is several VM exits; the timer check assumes CPUs of at most 4 GHz,
@@ -37,7 +45,7 @@ const COUNTING_PREFIX: &str = "counting at 0x";
 /// What a guest is to do.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Workload {
-    /// tlb, spin, pipe, barrier or busy.
+    /// One of our own or of the real workloads (`crate::guest`). All else is for our own only.
     pub name: String,
     /// Iterations of an empty loop per operation.
     pub work: u64,
@@ -61,7 +69,15 @@ impl Workload {
         }
     }
 
+    /// Whether it is programs of the guests' image.
+    pub fn is_real(&self) -> bool {
+        REAL_WORKLOADS.contains(&self.name.as_str())
+    }
+
     fn arguments(&self) -> String {
+        if self.is_real() {
+            return self.name.clone();
+        }
         let mut arguments = format!(
             "{} work={} pause_window_us={}",
             self.name, self.work, self.pause_window_us
@@ -133,7 +149,11 @@ impl GuestSpec {
         Self {
             name: name.into(),
             topology: Topology::flat(vcpus),
-            memory_mib: 256,
+            memory_mib: if workload.is_real() {
+                REAL_MEMORY_MIB
+            } else {
+                OWN_MEMORY_MIB
+            },
             weight: 100,
             quota_us_per_100ms: None,
             cpus: Vec::new(),
@@ -191,6 +211,14 @@ impl GuestSpec {
                 "none",
             ])
             .args(["-serial", &format!("file:{}", serial.display())]);
+        if self.workload.is_real() {
+            command
+                .arg("-drive")
+                .arg(format!(
+                    "if=none,id=image,format=raw,readonly=on,file={GUEST_IMAGE}"
+                ))
+                .args(["-device", "virtio-blk-pci,drive=image"]);
+        }
         if self.exitless_idle {
             command.args(["-overcommit", "cpu-pm=on"]);
         }
@@ -225,6 +253,12 @@ impl BootedGuest {
             "Guest {} is to have {} MiB of memory; possible are 1 to {MAX_MEMORY_MIB}",
             spec.name,
             spec.memory_mib
+        );
+        ensure!(
+            !spec.workload.is_real() || Path::new(GUEST_IMAGE).exists(),
+            "Guest {} is to run {}, which is in the guests' image, and that is not attached: boot with --guest-image",
+            spec.name,
+            spec.workload.name
         );
         let memory_directory = tempfile::Builder::new()
             .prefix(&format!("guest-{}-", spec.name))
@@ -658,6 +692,19 @@ mod tests {
         assert!(text.contains("-cpu host "), "{text}");
         assert!(text.contains("threads=1 policy=sleep"), "{text}");
         assert!(text.contains("-overcommit cpu-pm=on"), "{text}");
+    }
+
+    #[test]
+    fn a_real_workload_gets_the_image_and_no_options() {
+        let own = arguments(&GuestSpec::new("one", 2, Workload::new("busy", &example())));
+        assert!(!own.contains("/dev/vdb"), "{own}");
+        let real = arguments(&GuestSpec::new(
+            "one",
+            2,
+            Workload::new("redis", &example()),
+        ));
+        assert!(real.contains("readonly=on,file=/dev/vdb"), "{real}");
+        assert!(real.contains("-- redis -nodefaults"), "{real}");
     }
 
     #[test]

@@ -10,6 +10,7 @@ use super::booted::{GuestSpec, Workload, start_all};
 use super::info::LabInfo;
 use super::stats::median;
 use super::windows::{Window, run_alone};
+use crate::guest::OWN_WORKLOADS;
 
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 const REQUIRED_GAIN: f64 = 1.5;
@@ -17,8 +18,15 @@ const REQUIRED_GAIN: f64 = 1.5;
 /// Measures each of `workloads` with one thread and with one per vCPU, prints the gains and judges them.
 ///
 /// # Errors
-/// When a workload that must gain gains less than 1.5 times.
+/// When a workload is not our own, or one that must gain gains less than 1.5 times.
 pub fn run(lab: &LabInfo, workloads: &[String], options: &Options) -> Result<()> {
+    for workload in workloads {
+        ensure!(
+            OWN_WORKLOADS.contains(&workload.as_str()),
+            "\"{workload}\" cannot be calibrated, only our own workloads can: {}",
+            OWN_WORKLOADS.join(", ")
+        );
+    }
     println!(
         "{:<10} {:>14} {:>14} {:>6}",
         "workload", "1 thread op/s", "2 threads op/s", "gain"

@@ -25,7 +25,8 @@ pub enum Command {
     },
     /// Measure cases such as "spin2" (ticket lock, two VMs) and append them to /out/results.jsonl
     Bench {
-        /// A workload and the number of VMs: tlb2, spin3, pipe2, barrier2, busy3, …
+        /// A workload and the number of VMs: tlb2, spin3, pipe2, barrier2, busy3, …; with the guests' image
+        /// (`lab boot --guest-image`) redis2, dbench2, vips2, restic2, …
         #[arg(required = true)]
         cases: Vec<Case>,
         /// How to measure

@@ -191,15 +191,21 @@ impl CaseResult {
 
     fn headline(&self) -> String {
         let spec = &self.guests[0];
+        let work = if spec.workload.is_real() {
+            String::new()
+        } else {
+            format!(
+                "{} work iterations per operation, spin window {} us, ",
+                spec.workload.work, spec.workload.pause_window_us
+            )
+        };
         format!(
-            "{}: {} VMs of {} vCPUs on {} CPUs, {} work iterations per operation, spin window {} us, {} paravirtual \
-             help; {} windows of {:.1} s per scheduler, alternating within one boot",
+            "{}: {} VMs of {} vCPUs on {} CPUs, {work}{} paravirtual help; {} windows of {:.1} s per scheduler, \
+             alternating within one boot",
             self.case,
             self.guests.len(),
             spec.topology.vcpus(),
             self.lab.guest_cpus.len(),
-            spec.workload.work,
-            spec.workload.pause_window_us,
             if spec.paravirtual { "with" } else { "without" },
             self.windows.len() / self.schedulers.len().max(1),
             self.timing.window.as_secs_f64()

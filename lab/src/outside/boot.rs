@@ -18,7 +18,7 @@ use clap::Args;
 
 use super::cache::Cache;
 use super::console;
-use super::image::Image;
+use super::image::{self, Image};
 use super::initrd::Payload;
 use super::kernel::{Kernel, Kernels};
 use super::others::{OtherLoad, Watch};
@@ -80,6 +80,10 @@ pub struct Options {
     /// Seconds of our time that the run may take
     #[arg(long, default_value_t = 900)]
     timeout_s: u64,
+    /// Attach the image that guests with real workloads (redis, dbench, vips, restic) need; it is made if it is not in
+    /// the cache
+    #[arg(long)]
+    guest_image: bool,
     /// More kernel parameters for L1
     #[arg(long, default_value = "", allow_hyphen_values = true)]
     append: String,
@@ -139,11 +143,16 @@ pub fn boot(options: &Options) -> Result<u8> {
         None => kernels.newest_sound()?,
     };
     let image = Image::ready(&cache)?;
+    let guest_image = options
+        .guest_image
+        .then(|| image::guest_image(&cache))
+        .transpose()?;
     let folder = RunFolder::create(options.out.as_deref())?;
     let machine = Machine {
         accelerator,
         topology,
         memory_mib: options.memory_mib,
+        guest_image: guest_image.as_deref(),
         dilation,
         append: &options.append,
     };
@@ -153,6 +162,7 @@ pub fn boot(options: &Options) -> Result<u8> {
         image: &image,
         command: &options.command,
         description: &description,
+        with_guest_image: options.guest_image,
         run_folder: &folder.path,
     };
     let initrd = payload.pack()?;

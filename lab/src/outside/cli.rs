@@ -8,7 +8,7 @@ use clap::Args;
 
 use super::boot::{EXIT_INTERRUPTED, EXIT_NOT_STARTED};
 use super::cache::Cache;
-use super::image::Image;
+use super::image::{Image, guest_image};
 use super::kernel::{Judged, Kernels};
 use super::tool::{self, Interrupted};
 
@@ -69,11 +69,24 @@ fn row(judged: &Judged, is_chosen: bool) -> String {
     text.trim_end().to_string()
 }
 
-/// Makes the image if it is not in the cache and says where it is.
-pub fn image() -> Result<u8> {
+/// Options of `lab image`.
+#[derive(Debug, Args)]
+pub struct ImageOptions {
+    /// Make the image of guests with real workloads instead of L1's
+    #[arg(long)]
+    guest: bool,
+}
+
+/// Makes an image if it is not in the cache and says where it is.
+pub fn image(options: &ImageOptions) -> Result<u8> {
     tool::catch_signals()?;
-    let image = Image::ready(&Cache::open()?)?;
-    println!("{} (QEMU {})", image.root.display(), image.qemu_version);
+    let cache = Cache::open()?;
+    if options.guest {
+        println!("{}", guest_image(&cache)?.display());
+    } else {
+        let image = Image::ready(&cache)?;
+        println!("{} (QEMU {})", image.root.display(), image.qemu_version);
+    }
     Ok(0)
 }
 

@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! L1's root file system: a tree of Debian packages made with mmdebstrap, and a read-only image of it. QEMU of both
-//! levels comes from the same tree, so it is one version on any machine. Not for what a run adds (initrd.rs).
+//! Root file systems: trees of Debian packages made with mmdebstrap, and read-only images of them. One is L1's; QEMU of
+//! both levels comes from its tree, so it is one version on any machine. The other is for guests that run programs of
+//! Debian, and is made only when asked for. Not for what a run adds (initrd.rs).
 
 use std::fs;
+use std::io;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -14,15 +16,35 @@ use super::cache::{Cache, CacheLock};
 use super::mirror::Mirror;
 use super::tool::{self, io_sentence};
 
-const PACKAGE_LIST: &str = include_str!("../../image-packages.txt");
+/// What is made of one list of packages.
+struct Recipe {
+    /// What it is in sentences.
+    name: &'static str,
+    /// The packages; '#' starts a comment.
+    list: &'static str,
+    /// Turns the folder of the cache entry, with `tree` and `root.erofs`, into what the cache is to keep.
+    finish: fn(&Path) -> Result<()>,
+}
 
-/// The suite of the image on machines that are not newer than it.
+const HOST: Recipe = Recipe {
+    name: "L1's image",
+    list: include_str!("../../image-packages.txt"),
+    finish: record_qemu_version,
+};
+
+const GUEST: Recipe = Recipe {
+    name: "the guests' image",
+    list: include_str!("../../guest-packages.txt"),
+    finish: remove_tree,
+};
+
+/// The suite of the images on machines that are not newer than it.
 const SUITE: &str = "trixie";
 
 /// Raised when what is done to the tree changes, so that older cache entries are not used.
 const LAYOUT_VERSION: u32 = 1;
 
-/// Parts of packages that neither QEMU nor L1 uses and that would make the tree four times as large: documentation,
+/// Parts of packages that nothing here uses and that would make L1's tree four times as large: documentation,
 /// the 3D stack behind QEMU's displays, firmware and variants of QEMU for other machines.
 const LEFT_OUT: [&str; 16] = [
     "./dev",
@@ -43,7 +65,7 @@ const LEFT_OUT: [&str; 16] = [
     "./usr/share/qemu/u-boot*",
 ];
 
-/// A finished image.
+/// L1's finished image.
 #[derive(Debug)]
 pub struct Image {
     /// The unpacked tree, which QEMU of L1 runs from.
@@ -57,17 +79,7 @@ pub struct Image {
 impl Image {
     /// Finds the image in the cache, or makes it.
     pub fn ready(cache: &Cache) -> Result<Self> {
-        let machine =
-            fs::read_to_string("/etc/os-release").context("/etc/os-release cannot be read.")?;
-        let suite = suite_for(&machine);
-        let packages = packages(PACKAGE_LIST);
-        let dir = cache.path("images").join(entry_name(suite, &packages));
-        if !dir.exists() {
-            let lock = cache.lock()?;
-            if !dir.exists() {
-                build(&lock, suite, &packages, &dir)?;
-            }
-        }
+        let dir = HOST.ready(cache)?;
         let version_file = dir.join("qemu-version");
         let qemu_version = fs::read_to_string(&version_file).with_context(|| {
             format!(
@@ -87,6 +99,83 @@ impl Image {
     pub fn command(&self, program: &str, preload: Option<&str>) -> Command {
         command_in(&self.tree, program, preload)
     }
+}
+
+/// Finds the guests' image in the cache, or makes it: a read-only file system.
+pub fn guest_image(cache: &Cache) -> Result<PathBuf> {
+    Ok(GUEST.ready(cache)?.join("root.erofs"))
+}
+
+impl Recipe {
+    /// The cache entry, which is made if it is missing.
+    fn ready(&self, cache: &Cache) -> Result<PathBuf> {
+        let machine =
+            fs::read_to_string("/etc/os-release").context("/etc/os-release cannot be read.")?;
+        let suite = suite_for(&machine);
+        let packages = packages(self.list);
+        let dir = cache.path("images").join(entry_name(suite, &packages));
+        if !dir.exists() {
+            let lock = cache.lock()?;
+            if !dir.exists() {
+                self.build(&lock, suite, &packages, &dir)?;
+            }
+        }
+        Ok(dir)
+    }
+
+    fn build(
+        &self,
+        lock: &CacheLock,
+        suite: &str,
+        packages: &[&str],
+        destination: &Path,
+    ) -> Result<()> {
+        let name = self.name;
+        eprintln!("lab: making {name} from {suite} (about a minute, once)");
+        let work = lock.work_dir("image")?;
+        let tar = work.path().join("tree.tar");
+        let entry = work.path().join("entry");
+        let tree = entry.join("tree");
+        fs::create_dir_all(&tree).map_err(|error| {
+            io_sentence(&format!("{} cannot be created", tree.display()), &error)
+        })?;
+        bootstrap(
+            suite,
+            packages,
+            work.path(),
+            &tar,
+            &format!("make {name} from {suite}"),
+        )?;
+        unpack(&tar, &tree, &format!("unpack {name}"))?;
+        complete(&tree)
+            .map_err(|error| io_sentence(&format!("{name} cannot be completed"), &error))?;
+        let mut make = Command::new("mkfs.erofs");
+        // Not packed: unpacking costs more under emulation than reading.
+        make.args(["--quiet", "-x-1", "--all-root", "-T0"])
+            .arg(entry.join("root.erofs"))
+            .arg(&tree);
+        tool::run(&mut make, &format!("make the file system of {name}"))?;
+        (self.finish)(&entry)?;
+        work.publish("entry", destination)
+    }
+}
+
+/// Asks QEMU of the tree, because results name its version.
+fn record_qemu_version(entry: &Path) -> Result<()> {
+    let mut qemu = command_in(&entry.join("tree"), "usr/bin/qemu-system-x86_64", None);
+    let version = tool::run(qemu.arg("--version"), "ask QEMU for its version")?;
+    let version = String::from_utf8_lossy(&version);
+    let version = version
+        .lines()
+        .next()
+        .unwrap_or_default()
+        .trim_start_matches("QEMU emulator version ");
+    fs::write(entry.join("qemu-version"), version).context("QEMU's version cannot be recorded.")
+}
+
+/// Nothing outside runs programs of the guests' image.
+fn remove_tree(entry: &Path) -> Result<()> {
+    fs::remove_dir_all(entry.join("tree")).context("The tree of the image cannot be removed.")
 }
 
 /// The program is started by the tree's own dynamic loader, so that nothing of the machine's libraries is used.
@@ -135,37 +224,8 @@ fn entry_name(suite: &str, packages: &[&str]) -> String {
     format!("{suite}-{}", &format!("{:x}", Sha256::digest(text))[..12])
 }
 
-fn build(lock: &CacheLock, suite: &str, packages: &[&str], destination: &Path) -> Result<()> {
-    eprintln!("lab: making L1's image from {suite} (about a minute, once)");
-    let work = lock.work_dir("image")?;
-    let tar = work.path().join("tree.tar");
-    let entry = work.path().join("entry");
-    let tree = entry.join("tree");
-    fs::create_dir_all(&tree)
-        .map_err(|error| io_sentence(&format!("{} cannot be created", tree.display()), &error))?;
-    bootstrap(suite, packages, work.path(), &tar)?;
-    unpack(&tar, &tree)?;
-    complete(&tree)?;
-    let mut make = Command::new("mkfs.erofs");
-    // Not packed: unpacking costs more under emulation than reading.
-    make.args(["--quiet", "-x-1", "--all-root", "-T0"])
-        .arg(entry.join("root.erofs"))
-        .arg(&tree);
-    tool::run(&mut make, "make L1's root file system")?;
-    let mut qemu = command_in(&tree, "usr/bin/qemu-system-x86_64", None);
-    let version = tool::run(qemu.arg("--version"), "ask QEMU for its version")?;
-    let version = String::from_utf8_lossy(&version);
-    let version = version
-        .lines()
-        .next()
-        .unwrap_or_default()
-        .trim_start_matches("QEMU emulator version ");
-    fs::write(entry.join("qemu-version"), version).context("QEMU's version cannot be recorded.")?;
-    work.publish("entry", destination)
-}
-
-/// Downloads and unpacks packages into a tar file. None of their scripts run: L1 needs files only.
-fn bootstrap(suite: &str, packages: &[&str], work: &Path, tar: &Path) -> Result<()> {
+/// Downloads and unpacks packages into a tar file. None of their scripts run: files are all that is needed.
+fn bootstrap(suite: &str, packages: &[&str], work: &Path, tar: &Path, purpose: &str) -> Result<()> {
     let mirror = Mirror::of_this_machine()?;
     // SAFETY: plain system call without arguments.
     let is_root = unsafe { libc::geteuid() } == 0;
@@ -195,7 +255,7 @@ fn bootstrap(suite: &str, packages: &[&str], work: &Path, tar: &Path) -> Result<
     for option in machine_acquire_options()? {
         command.arg(format!("--aptopt={option}"));
     }
-    tool::run(&mut command, &format!("make L1's image from {suite}")).map(drop)
+    tool::run(&mut command, purpose).map(drop)
 }
 
 /// Runs a program as root in namespaces of its own: all its processes end when the lab does, though mmdebstrap puts off
@@ -227,16 +287,16 @@ fn machine_acquire_options() -> Result<Vec<String>> {
     Ok(dump.lines().filter(keep).map(str::to_string).collect())
 }
 
-fn unpack(tar: &Path, tree: &Path) -> Result<()> {
+fn unpack(tar: &Path, tree: &Path, purpose: &str) -> Result<()> {
     let mut command = Command::new("tar");
     command.args(["--no-same-owner", "--wildcards", "--anchored"]);
     command.args(LEFT_OUT.iter().map(|path| format!("--exclude={path}")));
     command.arg("-C").arg(tree).arg("-xf").arg(tar);
-    tool::run(&mut command, "unpack L1's image").map(drop)
+    tool::run(&mut command, purpose).map(drop)
 }
 
 /// Adds what packages' scripts would have: the links of the merged /usr, users, and mount points.
-fn complete(tree: &Path) -> Result<()> {
+fn complete(tree: &Path) -> io::Result<()> {
     const FILES: [(&str, &str); 5] = [
         (
             "etc/passwd",
@@ -264,20 +324,17 @@ fn complete(tree: &Path) -> Result<()> {
         "tmp",
         "usr/lib/modules",
     ];
-    let make = || {
-        for folder in FOLDERS {
-            fs::create_dir_all(tree.join(folder))?;
+    for folder in FOLDERS {
+        fs::create_dir_all(tree.join(folder))?;
+    }
+    for name in ["bin", "sbin", "lib", "lib64"] {
+        if !tree.join(name).exists() {
+            symlink(format!("usr/{name}"), tree.join(name))?;
         }
-        for name in ["bin", "sbin", "lib", "lib64"] {
-            if !tree.join(name).exists() {
-                symlink(format!("usr/{name}"), tree.join(name))?;
-            }
-        }
-        FILES
-            .iter()
-            .try_for_each(|(path, text)| fs::write(tree.join(path), text))
-    };
-    make().map_err(|error: std::io::Error| io_sentence("L1's image cannot be completed", &error))
+    }
+    FILES
+        .iter()
+        .try_for_each(|(path, text)| fs::write(tree.join(path), text))
 }
 
 #[cfg(test)]
@@ -290,7 +347,8 @@ mod tests {
             packages("# head\nqemu # why\n\n  strace\n"),
             ["qemu", "strace"]
         );
-        assert!(packages(PACKAGE_LIST).contains(&"qemu-system-x86"));
+        assert!(packages(HOST.list).contains(&"qemu-system-x86"));
+        assert!(packages(GUEST.list).contains(&"redis-server"));
     }
 
     #[test]

@@ -30,6 +30,8 @@ pub struct Payload<'a> {
     pub command: &'a [String],
     /// The description of the lab, as JSON.
     pub description: &'a str,
+    /// Whether guests are to reach the guests' image.
+    pub with_guest_image: bool,
     /// The run's folder.
     pub run_folder: &'a Path,
 }
@@ -120,7 +122,8 @@ impl Payload<'_> {
     fn pack_guest(&self, archive: &mut Initrd) -> Result<()> {
         archive.copy("layer/cohort/guest/vmlinuz", 0o644, &self.kernel.vmlinuz)?;
         let initrd = self.run_folder.join("guest-initrd");
-        crate::guest::build_initrd(&self.busybox(), &initrd)?;
+        let modules = self.with_guest_image.then_some(&*self.kernel.modules);
+        crate::guest::build_initrd(&self.busybox(), modules, &initrd)?;
         archive.copy("layer/cohort/guest/initrd", 0o644, &initrd)?;
         fs::remove_file(&initrd).with_context(|| format!("{} cannot be removed.", initrd.display()))
     }

@@ -149,6 +149,8 @@ pub struct Machine<'a> {
     pub topology: Topology,
     /// Its memory in MiB.
     pub memory_mib: u32,
+    /// The guests' image, if it is to be attached.
+    pub guest_image: Option<&'a Path>,
     /// How many times slower than ours its time runs.
     pub dilation: f64,
     /// Kernel parameters beside those it needs.
@@ -208,14 +210,11 @@ impl Machine<'_> {
             .arg("-initrd")
             .arg(format!("/proc/self/fd/{}", descriptors.initrd));
         command.arg("-append").arg(self.kernel_parameters());
-        let root = format!(
-            "if=none,id=root,format=raw,readonly=on,file={}",
-            escape(&image.root)
-        );
-        command
-            .arg("-drive")
-            .arg(root)
-            .args(["-device", "virtio-blk-pci,drive=root"]);
+        add_disk(&mut command, "root", &image.root);
+        if let Some(guest_image) = self.guest_image {
+            // The second disk is /dev/vdb in L1; booted.rs looks for it there.
+            add_disk(&mut command, "guest", guest_image);
+        }
         command
             .arg("-chardev")
             .arg(format!("socket,id=console,fd={}", descriptors.console));
@@ -263,6 +262,17 @@ impl Machine<'_> {
         }
         parameters
     }
+}
+
+fn add_disk(command: &mut Command, id: &str, file: &Path) {
+    let drive = format!(
+        "if=none,id={id},format=raw,readonly=on,file={}",
+        escape(file)
+    );
+    command.arg("-drive").arg(drive);
+    command
+        .arg("-device")
+        .arg(format!("virtio-blk-pci,drive={id}"));
 }
 
 /// QEMU's option parser reads a doubled comma as one that is part of the value.
