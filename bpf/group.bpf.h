@@ -20,6 +20,11 @@ u32 nr_capped;
 
 static u32 root_group;
 
+static bool is_vm(const struct group *g)
+{
+	return g->info.kind == GROUP_VM;
+}
+
 /* ---- activity and shares ---- */
 
 /*
@@ -48,7 +53,7 @@ static s64 settle_activity(struct group *g)
 }
 
 /* Add @delta to the active weight of group @id, and tell those above. */
-static __noinline int add_active_weight(u32 id, s64 delta)
+__noinline int add_active_weight(u32 id, s64 delta)
 {
 	u32 level;
 
@@ -327,6 +332,7 @@ static u32 make_group(u32 kind, u32 parent, u32 weight)
 	g->throttled = 0;
 	g->tgid_sum = 0;
 	g->tgid_sum_sq = 0;
+	g->ipi_window_ns = IPI_WINDOW_NS;
 	g->parent_checked_ns = 0;
 	g->first_queue = 0;
 	g->info.kind = kind;
@@ -346,7 +352,7 @@ static void free_group(u32 id)
 }
 
 /* Count @p (+1) into, or (-1) out of, its cgroup's group and all above. */
-static __noinline int count_process(u32 id, u32 tgid, s32 change)
+__noinline int count_process(u32 id, u32 tgid, s32 change)
 {
 	u32 level;
 

@@ -20,7 +20,20 @@ typedef long long s64;
 enum cohort_limits {
 	MAX_CPUS = 1024,
 	MAX_DOMAINS = 256,
+	NR_BUCKETS =
+		24, /* of a histogram; the last holds what is longer, too */
 	MAX_GROUPS = 4096, /* VMs and cgroups together */
+};
+
+/* What can be switched while running: bits of a mask, on or off. */
+enum mechanism {
+	MECH_TURNS = 0, /* turns begin at the same time on all CPUs */
+	MECH_YIELD = 1, /* directed yields are honoured */
+	MECH_IPI = 2, /* who waits for an IPI gives way to who must answer */
+	MECH_RANK = 3, /* KVM's candidate gives way to a better one */
+	MECH_RELAXED = 4, /* somebody is found where KVM finds nobody */
+	MECH_ADAPTIVE_WINDOW = 5, /* an IPI's window follows the VM's answers */
+	NR_MECH = 6,
 };
 
 enum group_kind {
@@ -51,9 +64,19 @@ struct group_stats {
 	u64 ready_ns; /* of which vCPUs waited for a CPU */
 	u64 throttled_ns; /* of which vCPUs waited for a cap's next period */
 	u64 yields_offered; /* directed yields KVM offered */
-	u64 yields_ready; /* of which the target was a ready sibling */
+	u64 yields_ready; /* accepted, or given without an offer: somebody was
+			     ready */
 	u64 yields_served; /* of which the target ran next */
 	u64 yields_missed[NR_YIELD_MISS];
+	u64 yields_better; /* of the served: another sibling than KVM's */
+	u64 yields_relaxed; /* given although KVM found nobody */
+	u64 spin_exits; /* a vCPU left the guest because it executes PAUSE */
+	u64 ipis; /* fixed IPIs from one vCPU to one sibling */
+	u64 ipis_to_ready; /* of which the receiver waited for a CPU */
+	u64 ipis_answered; /* of which the end was seen */
+	u64 ipi_to_run[NR_BUCKETS]; /* from an IPI to a ready receiver until
+				       that ran: bucket i holds less than 2^i us
+				       and, but for 0, at least 2^(i-1) us */
 	u64 wakeups; /* from halted (or any sleep) to runnable */
 	u64 migrations; /* started on another CPU than it last ran on */
 	u64 stacked_ns; /* ready behind a sibling on one CPU although another

@@ -26,7 +26,7 @@ static bool lane_get(struct lane *lane)
 }
 
 /* Take lane @id from the lists of all CPUs. */
-static __noinline int lane_detach(u32 id)
+__noinline int lane_detach(u32 id)
 {
 	u32 cpu, slot;
 

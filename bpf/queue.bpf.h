@@ -39,7 +39,7 @@ static bool node_less(struct bpf_rb_node *a, const struct bpf_rb_node *b)
 }
 
 /* Put the node of queue @id, which the caller has claimed, into its tree. */
-static __noinline int queue_list(u32 id, u64 key)
+__noinline int queue_list(u32 id, u64 key)
 {
 	struct queue *q = lookup_queue(id);
 	struct queue_node *node;
@@ -101,11 +101,21 @@ static void stop_waiting(struct task_ctx *tc)
 	tc->throttled_ns += q->parked_sum_ns - tc->parked_mark_ns;
 }
 
+/* @p leaves its queue. For a CPU's local DSQ it does so here, not only when it
+ * runs, so that other CPUs do not look for it where it was. */
+static void leave_queue(struct task_struct *p)
+{
+	struct task_ctx *tc = lookup_task_may_fail(p);
+
+	if (tc)
+		stop_waiting(tc);
+}
+
 /*
  * Take queue @id out of the front of @lane, if it is still there: at @new_key
  * back into the tree, or idle if @idle.
  */
-static __noinline int queue_relist(u32 lane_id, u32 id, u64 new_key, bool idle)
+__noinline int queue_relist(u32 lane_id, u32 id, u64 new_key, bool idle)
 {
 	struct lane *lane = lookup_lane(lane_id);
 	struct queue *q = lookup_queue(id);
@@ -159,7 +169,7 @@ static __noinline int queue_relist(u32 lane_id, u32 id, u64 new_key, bool idle)
 }
 
 /* Move queue @id from the front of its lane to the group @capped_id. */
-static __noinline int queue_park(u32 lane_id, u32 id, u32 capped_id)
+__noinline int queue_park(u32 lane_id, u32 id, u32 capped_id)
 {
 	struct lane *lane = lookup_lane(lane_id);
 	struct group *capped = lookup_group(capped_id);

@@ -21,12 +21,15 @@
 #include "intf.h"
 #include "policy/cohort.h"
 #include "policy/fair.h"
+#include "policy/ipi.h"
 #include "policy/target.h"
 #include "state.bpf.h"
 #include "queue.bpf.h"
 #include "lane.bpf.h"
 #include "group.bpf.h"
 #include "vcpu.bpf.h"
+#include "yield.bpf.h"
+#include "observe.bpf.h"
 
 char _license[] SEC("license") = "GPL";
 
@@ -35,8 +38,6 @@ UEI_DEFINE(uei);
 enum {
 	DISPATCH_TRIES = 4, /* fronts that a dispatch loses to other CPUs */
 	MOVE_TRIES = 4, /* tasks of a front that it may not take */
-	MAX_SIBLINGS = 256, /* waiting ones looked through for a target */
-	YIELD_SLICES = 8, /* how long a yield is owed */
 	TURNS_FRESH_NS = 1000000000, /* turns follow the tick each second */
 	STEAL_EACH = 16, /* dispatches between looks at another domain */
 };
@@ -48,15 +49,11 @@ static bool is_per_cpu_kthread(const struct task_struct *p)
 	return (p->flags & PF_KTHREAD) && p->nr_cpus_allowed == 1;
 }
 
-static bool is_vm(const struct group *g)
-{
-	return g->info.kind == GROUP_VM;
-}
-
 /* How long a task that starts now may run. */
 static u64 turn_ns(void)
 {
-	return turn_left(scx_bpf_now(), turns_ns, slice_ns);
+	return is_on(MECH_TURNS) ? turn_left(scx_bpf_now(), turns_ns, slice_ns)
+				 : slice_ns;
 }
 
 static bool runnable_here(const struct task_struct *p)
@@ -175,98 +172,12 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 		preempt_if_due(tc, g, vtime, cpu);
 }
 
-/* @p leaves its queue. For a CPU's local DSQ it does so here, not only when it
- * runs, so that other CPUs do not look for it where it was. */
-static void leave_queue(struct task_struct *p)
-{
-	struct task_ctx *tc = lookup_task_may_fail(p);
-
-	if (tc)
-		stop_waiting(tc);
-}
-
 void BPF_STRUCT_OPS(cohort_dequeue, struct task_struct *p, u64 deq_flags)
 {
 	leave_queue(p);
 }
 
 /* ---- what runs next ---- */
-
-/* Has the task left the queue in which it was offered? */
-static bool runs_elsewhere(s32 pid, u32 queue_id)
-{
-	struct task_struct *p = bpf_task_from_pid(pid);
-	struct task_ctx *tc;
-	bool left = true;
-
-	if (!p)
-		return true;
-	tc = lookup_task_may_fail(p);
-	if (tc)
-		left = tc->queue != queue_id;
-	bpf_task_release(p);
-	return left;
-}
-
-static void count_miss(struct group *g, u32 reason)
-{
-	if (reason < NR_YIELD_MISS)
-		__sync_fetch_and_add(&g->info.stats.yields_missed[reason], 1);
-}
-
-/* An accepted yield has come to an end: count it. */
-static void end_yield(struct cpu_state *c, bool served)
-{
-	struct group *g = lookup_group(c->yield_group);
-	s32 pid = c->yield_pid;
-
-	c->yield_pid = 0;
-	if (!g)
-		return;
-	if (served)
-		__sync_fetch_and_add(&g->info.stats.yields_served, 1);
-	else if (runs_elsewhere(pid, c->yield_queue))
-		count_miss(g, YIELD_MISS_ELSEWHERE);
-	else
-		count_miss(g, YIELD_MISS_LOST);
-}
-
-/* Run the target of the last accepted yield for @slice, if it still waits. */
-static bool serve_yield(struct cpu_state *c, s32 cpu, u64 slice)
-{
-	struct task_struct *p;
-	bool served = false;
-	u32 seen = 0;
-
-	bpf_for_each(scx_dsq, p, c->yield_queue, 0) {
-		if (p->pid != c->yield_pid) {
-			if (++seen >= MAX_SIBLINGS)
-				break;
-			continue;
-		}
-		if (!bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
-			break;
-		scx_bpf_dsq_move_set_slice(BPF_FOR_EACH_ITER, slice);
-		served = scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p, SCX_DSQ_LOCAL,
-					  0);
-		if (served)
-			leave_queue(p);
-		break;
-	}
-	end_yield(c, served);
-	return served;
-}
-
-/* Is a yield to be served when group @id has a turn on @c? */
-static bool owes_yield(struct cpu_state *c, u32 id, u64 now)
-{
-	if (!c->yield_pid || c->yield_group != id)
-		return false;
-	if (vtime_before(now, c->yield_until_ns))
-		return true;
-	end_yield(c, false);
-	return false;
-}
 
 /* Where a queue of lane @lane with key @key belongs now. */
 static u64 queue_place(struct lane *lane, struct queue *q, struct group *g,
@@ -288,7 +199,7 @@ static u64 queue_place(struct lane *lane, struct queue *q, struct group *g,
  * The first queue of lane @lane_id that holds a task and whose group is not
  * capped. A key that lies behind its group's virtual time is mended on the way.
  */
-static __noinline int lane_front(u32 lane_id, struct front *front)
+__noinline int lane_front(u32 lane_id, struct front *front)
 {
 	struct lane *lane = lookup_lane(lane_id);
 	u64 now = scx_bpf_now();
@@ -594,52 +505,57 @@ void BPF_STRUCT_OPS(cohort_update_idle, s32 cpu, bool idle)
 /*
  * KVM offers @to in the place of the spinning @from; or, without @to, a task
  * called sched_yield(). Nothing can be moved here: the dispatch that follows on
- * this CPU does it.
+ * this CPU does it. KVM's candidate is a hint: whom @from waits for comes first.
  */
 bool BPF_STRUCT_OPS(cohort_yield, struct task_struct *from,
 		    struct task_struct *to)
 {
-	s32 cpu = scx_bpf_task_cpu(from), verdict;
+	s32 cpu = scx_bpf_task_cpu(from), verdict, offered_pid = 0;
 	struct task_ctx *giver = lookup_task_may_fail(from), *taker;
-	struct yield_offer offer = {};
 	struct cpu_state *c = lookup_cpu(cpu);
+	struct yield_offer offer = {};
+	struct choice choice = {};
 	struct group *g;
-	u32 queue_id;
-	u64 now;
 
 	if (!to) {
 		scx_bpf_task_set_slice(from, 0);
 		return false;
 	}
 	taker = lookup_task_may_fail(to);
-	if (!giver || !taker || !c)
+	if (!giver || !taker || !c || !is_on(MECH_YIELD))
 		return false;
 	g = lookup_group(giver->group);
 	if (!g)
 		return false;
-	queue_id = taker->queue;
 	offer.sibling = giver->group == taker->group && is_vm(g);
-	offer.ready = queue_id != 0;
+	offer.ready = taker->queue != 0;
 	offer.allowed = bpf_cpumask_test_cpu(cpu, to->cpus_ptr);
 	offer.throttled = throttled_by(giver->group) != 0;
 
-	__sync_fetch_and_add(&g->info.stats.yields_offered, 1);
-	if (offer.sibling && offer.ready)
-		__sync_fetch_and_add(&g->info.stats.yields_ready, 1);
+	count(&g->info.stats.yields_offered);
 	verdict = yield_verdict(&offer);
-	if (verdict >= 0) {
+	if (verdict == YIELD_ACCEPT) {
+		offered_pid = to->pid;
+		choice.pid = to->pid;
+		choice.queue = taker->queue;
+		choice.rank = TARGET_OFFERED;
+	}
+	if (is_vm(g) && !offer.throttled) {
+		if (is_on(MECH_RANK))
+			rank_siblings(giver->queue_cached, cpu, offered_pid,
+				      giver->spins_in_kernel, &choice);
+		if (is_on(MECH_IPI))
+			follow_chain(from->pid, cpu, &choice);
+	}
+	if (!choice.pid) {
 		count_miss(g, verdict);
 		return false;
 	}
-	/* One is owed at a time. */
-	if (c->yield_pid)
-		end_yield(c, false);
-	now = scx_bpf_now();
-	c->yield_slice_ns = loan_slice(now, c->slice_until_ns, slice_ns);
-	c->yield_queue = queue_id;
-	c->yield_group = giver->group;
-	c->yield_until_ns = now + YIELD_SLICES * slice_ns;
-	c->yield_pid = to->pid;
+	count(&g->info.stats.yields_ready);
+	if (choice.pid != offered_pid)
+		count(&g->info.stats.yields_better);
+	owe_yield(c, giver, &choice);
+	giver->yielded = 1;
 	scx_bpf_task_set_slice(from, 0);
 	return true;
 }
@@ -711,6 +627,7 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 	if (!g)
 		return;
 	account_wait(p, tc, g, c, cpu, now);
+	answer_begins(tc, g, now);
 	tc->charged_at_ns = tc->run_at_ns = now;
 	c->slice_until_ns = now + p->scx.slice;
 	tc->last_cpu = cpu;

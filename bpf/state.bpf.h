@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * Every map and struct of the BPF side, each field with its unit and its
- * writer. No logic but the look-ups.
+ * writer. No logic but the look-ups
+ * and the counting.
  *
  * Index 0 of groups and queues means "none".
  */
@@ -16,6 +17,7 @@ enum {
 	FIRST_SUBSET_LANE = FIRST_DOMAIN_LANE + MAX_DOMAINS,
 	MAX_LANES = FIRST_SUBSET_LANE + MAX_SUBSETS,
 	MAX_CGROUP_DEPTH = 16, /* levels that weights and caps look up */
+	OPEN_IPIS = 8, /* unanswered IPIs of one receiver; a power of two */
 	CACHE_LINE = 128, /* two lines: the prefetcher takes pairs */
 };
 
@@ -32,6 +34,12 @@ const volatile u16 cpu_domain[MAX_CPUS];
 volatile u64 kvm_preempt_ops_addr;
 
 struct host_stats host_stats;
+
+/* Bits of enum mechanism; written by Rust at any time. */
+volatile u32 mechanisms = (1U << NR_MECH) - 1;
+
+/* Set by Rust: the hardware ends interrupts, and KVM does not see it. */
+const volatile bool eois_hidden;
 
 /* Turns begin at this time and each slice after it; written by a tick, once a
  * second, as the clock of ticks may drift against this one. */
@@ -134,9 +142,18 @@ struct group {
 	u64 tgid_sum;
 	u64 tgid_sum_sq;
 
+	u64 ipi_window_ns; /* VM: an IPI is waited for at most so long */
 	u64 parent_checked_ns; /* VM: when its place was last looked up */
 	u32 first_queue; /* list by queue.next; compare-and-swap */
 } __attribute__((aligned(CACHE_LINE)));
+
+/* An IPI that this task's vCPU has not answered yet. Written by the sender, in
+ * its thread; ended (sent_ns) by the receiver in its own. */
+struct open_ipi {
+	s32 from; /* the sender's thread */
+	u32 vector;
+	u64 sent_ns; /* 0: answered */
+};
 
 /* What is known of one task. Written in its own ops, under its rq's lock. */
 struct task_ctx {
@@ -159,6 +176,19 @@ struct task_ctx {
 	u64 ready_at_ns; /* when it began to wait, 0: it does not */
 	u64 charged_at_ns; /* up to when its running was charged */
 	u64 run_at_ns; /* when it started running */
+
+	/* As a sender. Written in its own thread. */
+	s32 ipi_to; /* thread that got its last IPI, 0: none */
+	s32 accepted_by; /* thread that accepts what is being delivered */
+	u32 accepted_vector;
+	u32 nr_accepted; /* how many did, 2 also for what is not fixed */
+	u32 delivers; /* an IPI is under way */
+	u32 spins_in_kernel; /* its last spin exit was in guest kernel mode */
+	u32 yielded; /* a yield was accepted during that spin exit */
+
+	/* As a receiver. */
+	struct open_ipi open[OPEN_IPIS]; /* by sender */
+	u64 ipi_waits_ns; /* since when one waits for it to run, 0: none */
 };
 
 /* A VM's identity. KVM may reuse the address after the VM is gone, while its
@@ -289,6 +319,16 @@ static __always_inline struct task_ctx *lookup_task(struct task_struct *p)
 	if (!tc)
 		scx_bpf_error("task %d (%s) has no state", p->pid, p->comm);
 	return tc;
+}
+
+static __always_inline bool is_on(u32 mechanism)
+{
+	return mechanisms & (1U << mechanism);
+}
+
+static __always_inline void count(u64 *counter)
+{
+	__sync_fetch_and_add(counter, 1);
 }
 
 #endif /* COHORT_STATE_BPF_H */

@@ -19,33 +19,90 @@ struct task_struct___kvm {
 	struct hlist_head preempt_notifiers;
 } __attribute__((preserve_access_index));
 
+struct kvm_lapic___kvm {
+	struct kvm_vcpu___kvm *vcpu;
+	bool apicv_active;
+	bool irr_pending;
+} __attribute__((preserve_access_index));
+
+struct kvm_vcpu_arch___kvm {
+	struct kvm_lapic___kvm *apic;
+	bool preempted_in_kernel;
+} __attribute__((preserve_access_index));
+
 struct kvm_vcpu___kvm {
 	void *kvm;
 	struct preempt_notifier___kvm preempt_notifier;
+	struct pid *pid;
+	struct kvm_vcpu_arch___kvm arch;
 } __attribute__((preserve_access_index));
 
-/* The struct kvm whose vCPU @p runs right now, or 0. */
-static u64 running_kvm(struct task_struct *p)
+/* The vCPU that @p, inside KVM_RUN, runs; NULL: none. */
+static struct kvm_vcpu___kvm *vcpu_of(struct task_struct *p)
 {
 	struct task_struct___kvm *task = (void *)p;
 	struct preempt_notifier___kvm *notifier;
-	struct kvm_vcpu___kvm *vcpu;
 	struct hlist_node *first;
 
 	if (!kvm_preempt_ops_addr ||
 	    !bpf_core_field_exists(task->preempt_notifiers) ||
 	    !bpf_core_type_exists(struct kvm_vcpu___kvm))
-		return 0;
+		return NULL;
 	first = BPF_CORE_READ(task, preempt_notifiers.first);
 	if (!first)
-		return 0;
+		return NULL;
 	notifier = (void *)first -
 		   bpf_core_field_offset(struct preempt_notifier___kvm, link);
 	if ((u64)BPF_CORE_READ(notifier, ops) != kvm_preempt_ops_addr)
-		return 0;
-	vcpu = (void *)notifier -
+		return NULL;
+	return (void *)notifier -
 	       bpf_core_field_offset(struct kvm_vcpu___kvm, preempt_notifier);
-	return (u64)BPF_CORE_READ(vcpu, kvm);
+}
+
+/* The struct kvm whose vCPU @p runs right now, or 0. */
+static u64 running_kvm(struct task_struct *p)
+{
+	struct kvm_vcpu___kvm *vcpu = vcpu_of(p);
+
+	return vcpu ? (u64)BPF_CORE_READ(vcpu, kvm) : 0;
+}
+
+/* The thread that last ran @vcpu, 0: none. */
+static s32 thread_of_vcpu(struct kvm_vcpu___kvm *vcpu)
+{
+	struct pid *pid = BPF_CORE_READ(vcpu, pid);
+
+	return pid ? BPF_CORE_READ(pid, numbers[0].nr) : 0;
+}
+
+static struct kvm_vcpu___kvm *vcpu_of_apic(void *apic)
+{
+	struct kvm_lapic___kvm *lapic = apic;
+
+	return bpf_core_field_exists(lapic->vcpu) ? BPF_CORE_READ(lapic, vcpu)
+						  : NULL;
+}
+
+/* Does an interrupt wait for the vCPU of @p, which is not running? Where the
+ * hardware delivers interrupts, nobody can tell. */
+static bool has_pending_interrupt(struct task_struct *p)
+{
+	struct kvm_vcpu___kvm *vcpu = vcpu_of(p);
+	struct kvm_lapic___kvm *apic = NULL;
+
+	if (!vcpu || !bpf_core_field_exists(apic->irr_pending))
+		return false;
+	apic = BPF_CORE_READ(vcpu, arch.apic);
+	return apic && !BPF_CORE_READ(apic, apicv_active) &&
+	       BPF_CORE_READ(apic, irr_pending);
+}
+
+/* Was the vCPU of @p, which is not running, in guest kernel mode? */
+static bool was_in_guest_kernel(struct task_struct *p)
+{
+	struct kvm_vcpu___kvm *vcpu = vcpu_of(p);
+
+	return vcpu && BPF_CORE_READ(vcpu, arch.preempted_in_kernel);
 }
 
 /* @p is seen to run a vCPU of @kvm, for the first time or a new one. */

@@ -85,12 +85,26 @@ pub struct VmStats {
     pub throttled_pct: f64,
     #[stat(desc = "directed yields that KVM offered")]
     pub yields_offered: u64,
-    #[stat(desc = "of the offered: the target was a ready sibling")]
+    #[stat(desc = "yields for which a sibling was ready, KVM's candidate or a better one")]
     pub yields_ready: u64,
-    #[stat(desc = "of the offered: the target ran next")]
+    #[stat(desc = "of these: the target ran next")]
     pub yields_served: u64,
-    #[stat(desc = "of the offered: the target did not run next, by reason")]
+    #[stat(desc = "yields whose target did not run next, by reason")]
     pub yields_missed: BTreeMap<String, u64>,
+    #[stat(desc = "of the served: another sibling than KVM's candidate")]
+    pub yields_better: u64,
+    #[stat(desc = "yields given although KVM found no candidate")]
+    pub yields_relaxed: u64,
+    #[stat(desc = "times a vCPU left the guest because it spins")]
+    pub spin_exits: u64,
+    #[stat(desc = "IPIs from one vCPU to one sibling")]
+    pub ipis: u64,
+    #[stat(desc = "of the IPIs: the receiver waited for a CPU")]
+    pub ipis_to_ready: u64,
+    #[stat(desc = "of the IPIs: their end was seen")]
+    pub ipis_answered: u64,
+    #[stat(desc = "IPIs to a waiting receiver until it ran: less than 2^i us")]
+    pub ipi_to_run: Vec<u64>,
     #[stat(desc = "times a vCPU woke up")]
     pub wakeups: u64,
     #[stat(desc = "times a vCPU started on another CPU than it last ran on")]
@@ -312,6 +326,13 @@ impl GroupInWindow {
             yields_missed: missed
                 .map(|(&name, count)| (name.to_owned(), count))
                 .collect(),
+            yields_better: self.used.yields_better,
+            yields_relaxed: self.used.yields_relaxed,
+            spin_exits: self.used.spin_exits,
+            ipis: self.used.ipis,
+            ipis_to_ready: self.used.ipis_to_ready,
+            ipis_answered: self.used.ipis_answered,
+            ipi_to_run: self.used.ipi_to_run.to_vec(),
             wakeups: self.used.wakeups,
             migrations: self.used.migrations,
             stacked_pct: of_vcpu_time(self.used.stacked_ns),
@@ -334,7 +355,18 @@ fn difference(before: &intf::group_stats, after: &intf::group_stats) -> intf::gr
     for (count, earlier) in missed.iter_mut().zip(before.yields_missed) {
         *count = count.saturating_sub(earlier);
     }
+    let mut ipi_to_run = after.ipi_to_run;
+    for (count, earlier) in ipi_to_run.iter_mut().zip(before.ipi_to_run) {
+        *count = count.saturating_sub(earlier);
+    }
     intf::group_stats {
+        ipi_to_run,
+        yields_better: after.yields_better.saturating_sub(before.yields_better),
+        yields_relaxed: after.yields_relaxed.saturating_sub(before.yields_relaxed),
+        spin_exits: after.spin_exits.saturating_sub(before.spin_exits),
+        ipis: after.ipis.saturating_sub(before.ipis),
+        ipis_to_ready: after.ipis_to_ready.saturating_sub(before.ipis_to_ready),
+        ipis_answered: after.ipis_answered.saturating_sub(before.ipis_answered),
         run_ns: after.run_ns.saturating_sub(before.run_ns),
         vcpu_run_ns: after.vcpu_run_ns.saturating_sub(before.vcpu_run_ns),
         waited_ns: after.waited_ns.saturating_sub(before.waited_ns),

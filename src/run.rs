@@ -51,6 +51,9 @@ pub fn run(options: &RunOptions, host: &Host) -> Result<(), Failure> {
             (Ending::Restart, Ok(End::Removed)) => {
                 tracing::info!("CPUs came or went; the kernel asks to load Cohort anew");
             }
+            (Ending::Left, Ok(End::KvmCame)) => {
+                tracing::info!("KVM was loaded; Cohort is loaded anew, to see what it does");
+            }
             (Ending::Left | Ending::Restart, Ok(_)) => {
                 tracing::info!("Cohort has left; the kernel's own scheduler runs this host");
                 return Ok(());
@@ -107,6 +110,8 @@ enum End {
     Signal,
     /// The kernel no longer uses the scheduler.
     Removed,
+    /// KVM came, and can be looked into only by loading Cohort anew.
+    KvmCame,
 }
 
 /// Watches over a loaded scheduler.
@@ -152,8 +157,8 @@ impl<'a, 'object> Watch<'a, 'object> {
             if self.scheduler.has_exited() {
                 return Ok(End::Removed);
             }
-            if self.kvm.is_due() {
-                self.scheduler.follow_kvm()?;
+            if self.kvm.is_due() && self.scheduler.follow_kvm()? {
+                return Ok(End::KvmCame);
             }
             if self.cookies.is_due() {
                 preflight::check_no_cookies(self.host).map_err(refused)?;

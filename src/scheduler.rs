@@ -5,7 +5,7 @@
 use crate::bpf::{intf, skel};
 use crate::exit::{Exit, Failure};
 use crate::host::affinity::allowed_cpus;
-use crate::host::kvm::KvmWatch;
+use crate::host::kvm::{HOOKABLE, Kvm, KvmWatch, hardware_ends_interrupts};
 use crate::host::paths::Host;
 use crate::host::topology::{self, Domains};
 use crate::host::vm_name::vm_name;
@@ -27,6 +27,8 @@ pub struct Scheduler<'object> {
     link: Link,
     host: Host,
     kvm: KvmWatch,
+    /// KVM was there when it was loaded, so what KVM does is seen.
+    sees_kvm: bool,
 }
 
 /// How a scheduler's time in the kernel ended.
@@ -57,10 +59,14 @@ impl<'object> Scheduler<'object> {
             )
         };
         let domains = Domains::read(&host.sys)?;
-        let open = open(object).map_err(rejected)?;
+        let mut watch = KvmWatch::new(&host.proc, &host.sys);
+        let kvm = watch.moved()?.flatten();
+        let mut open = open(object).map_err(rejected)?;
+        if let Some(kvm) = &kvm {
+            hook(&mut open, kvm, host);
+        }
         let mut skel = configure_and_load(open, settings, &domains)?.map_err(rejected)?;
-        let mut kvm = KvmWatch::new(&host.proc, &host.sys);
-        follow_kvm(&mut skel, &mut kvm)?;
+        tell_where_kvm_is(&mut skel, kvm.as_ref());
         let link = attach(&mut skel).map_err(rejected)?;
         tracing::info!(
             "Cohort schedules this host: {} CPU numbers in {} domains, slice {} us, watchdog {} ms",
@@ -73,7 +79,8 @@ impl<'object> Scheduler<'object> {
             skel,
             link,
             host: host.clone(),
-            kvm,
+            kvm: watch,
+            sees_kvm: kvm.is_some(),
         })
     }
 
@@ -82,9 +89,14 @@ impl<'object> Scheduler<'object> {
         uei_exited!(&self.skel, uei)
     }
 
-    /// Tells the BPF part where KVM is now, if that changed.
-    pub fn follow_kvm(&mut self) -> Result<()> {
-        follow_kvm(&mut self.skel, &mut self.kvm)
+    /// Tells the BPF part where KVM is now, if that changed. Returns whether KVM came after Cohort was loaded: what
+    /// it does can then be seen only by loading Cohort anew.
+    pub fn follow_kvm(&mut self) -> Result<bool> {
+        if let Some(kvm) = self.kvm.moved()? {
+            tell_where_kvm_is(&mut self.skel, kvm.as_ref());
+            return Ok(kvm.is_some() && !self.sees_kvm);
+        }
+        Ok(false)
     }
 
     /// Reads all counters. Takes time in proportion to the greatest possible
@@ -252,19 +264,51 @@ fn attach(skel: &mut BpfSkel<'_>) -> Result<Link> {
     scx_ops_attach!(skel, cohort_ops)
 }
 
-fn follow_kvm(skel: &mut BpfSkel<'_>, kvm: &mut KvmWatch) -> Result<()> {
-    let Some(address) = kvm.moved()? else {
-        return Ok(());
-    };
-    match address {
-        0 => tracing::info!("KVM was unloaded"),
-        _ => tracing::info!("KVM is loaded; its vCPUs are recognised from now on"),
+fn tell_where_kvm_is(skel: &mut BpfSkel<'_>, kvm: Option<&Kvm>) {
+    match kvm {
+        None => tracing::info!("there is no KVM; Cohort waits for it"),
+        Some(_) => tracing::info!("KVM is loaded; its vCPUs are recognised from now on"),
     }
+    let address = kvm.map_or(0, |kvm| kvm.preempt_ops);
     if let Some(bss) = skel.maps.bss_data.as_mut() {
         // SAFETY: a live, aligned u64 that the BPF programs read while it changes.
         unsafe { ptr::write_volatile(&raw mut bss.kvm_preempt_ops_addr, address) };
     }
-    Ok(())
+}
+
+/// Has the hooks loaded for what this KVM shows, and says what it does not.
+fn hook(open: &mut OpenBpfSkel<'_>, kvm: &Kvm, host: &Host) {
+    let [deliver, accept, eoi, pv_ipi, on_spin] = HOOKABLE.map(|hook| kvm.has.contains(hook));
+    if deliver && accept && eoi {
+        open.progs.ipi_begins.set_autoload(true);
+        open.progs.ipi_ends.set_autoload(true);
+        open.progs.ipi_accepted.set_autoload(true);
+        open.progs.ipi_answered.set_autoload(true);
+        open.progs.pv_ipi_begins.set_autoload(pv_ipi);
+        open.progs.pv_ipi_ends.set_autoload(pv_ipi);
+    } else {
+        tracing::warn!(
+            "IPIs between vCPUs are not seen: this kernel's KVM lacks a function that shows them. \
+             Yields go to KVM's own candidates"
+        );
+    }
+    if on_spin {
+        open.progs.spin_exit_begins.set_autoload(true);
+        open.progs.spin_exit_ends.set_autoload(true);
+    } else {
+        tracing::warn!(
+            "spin exits are not seen: this kernel's KVM has no kvm_vcpu_on_spin to attach to"
+        );
+    }
+    if let Some(hardware) = hardware_ends_interrupts(&host.sys) {
+        tracing::warn!(
+            "{hardware} is on: the ends of interrupts, and IPIs to vCPUs that run, are not seen. \
+             An IPI counts as answered when its receiver runs"
+        );
+        if let Some(constants) = open.maps.rodata_data.as_mut() {
+            constants.eois_hidden = true;
+        }
+    }
 }
 
 /// The time since boot without suspension, as the BPF side counts it.

@@ -1,18 +1,53 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Where KVM keeps the mark by which its vCPU threads are known.
+//! Where KVM keeps the mark by which its vCPU threads are known, and what else of
+//! it can be seen.
 //!
 //! KVM hangs a preempt notifier with the operations `kvm_preempt_ops` on each
 //! thread that is inside KVM_RUN. The BPF side compares pointers, so it must be
 //! told the address. KVM is a module on most hosts: it may come after Cohort, and
-//! go and come again elsewhere in memory.
+//! go and come again elsewhere in memory. Its functions can be hooked where the
+//! compiler has kept them.
 
 use anyhow::{Context, Result, bail};
+use std::collections::HashSet;
 use std::fs::{self, File};
 use std::io::{BufRead, BufReader};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 const SYMBOL: &str = "kvm_preempt_ops";
+
+/// Functions and tracepoints of KVM that tell what its vCPUs do.
+pub const HOOKABLE: [&str; 5] = [
+    "__kvm_irq_delivery_to_apic_fast",
+    "__apic_accept_irq",
+    "__tracepoint_kvm_eoi",
+    "kvm_pv_send_ipi",
+    "kvm_vcpu_on_spin",
+];
+
+/// What is known of a KVM.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Kvm {
+    /// Address of `kvm_preempt_ops`.
+    pub preempt_ops: u64,
+    /// Those of [`HOOKABLE`] that it has.
+    pub has: HashSet<&'static str>,
+}
+
+/// What hardware does about interrupts without KVM seeing it.
+///
+/// Intel's APICv and AMD's AVIC deliver and end interrupts by themselves; both are parameters of KVM's modules.
+pub fn hardware_ends_interrupts(sys: &Path) -> Option<&'static str> {
+    let is_on = |file: &str| {
+        let value = fs::read_to_string(sys.join("module").join(file)).unwrap_or_default();
+        matches!(value.trim_end(), "Y" | "1")
+    };
+    if is_on("kvm_intel/parameters/enable_apicv") {
+        return Some("APICv");
+    }
+    is_on("kvm_amd/parameters/avic").then_some("AVIC")
+}
 
 /// Follows where `kvm_preempt_ops` is while KVM comes and goes.
 #[derive(Debug)]
@@ -34,11 +69,11 @@ impl KvmWatch {
         }
     }
 
-    /// The address, if it has changed since the last call; 0 if KVM has gone.
+    /// What KVM is, if that has changed since the last call; `Some(None)` if it has gone.
     ///
     /// Cheap while nothing changes: the long list of symbols is read only after
     /// the module came.
-    pub fn moved(&mut self) -> Result<Option<u64>> {
+    pub fn moved(&mut self) -> Result<Option<Option<Kvm>>> {
         let loading = fs::metadata(&self.module).ok().map(|folder| folder.ino());
         if loading == self.loading {
             return Ok(None);
@@ -46,12 +81,12 @@ impl KvmWatch {
         if loading.is_some() && !self.is_live() {
             return Ok(None);
         }
-        let address = match loading {
-            Some(_) => symbol_address(&self.kallsyms)?,
-            None => 0,
+        let kvm = match loading {
+            Some(_) => Some(find(&self.kallsyms)?),
+            None => None,
         };
         self.loading = loading;
-        Ok(Some(address))
+        Ok(Some(kvm))
     }
 
     /// A module's folder is there before its symbols are, and after. KVM that
@@ -65,7 +100,7 @@ impl KvmWatch {
 }
 
 /// Lines look like `ffffffffc0a01234 b kvm_preempt_ops\t[kvm]`.
-fn symbol_address(kallsyms: &Path) -> Result<u64> {
+fn find(kallsyms: &Path) -> Result<Kvm> {
     let unreadable = || {
         format!(
             "the kernel's symbols in {} cannot be read",
@@ -76,28 +111,36 @@ fn symbol_address(kallsyms: &Path) -> Result<u64> {
     let mut symbols = BufReader::with_capacity(1 << 16, symbols);
     // Bytes and one buffer: there are some 200,000 lines, and modules come last.
     let mut line = Vec::new();
+    let mut kvm = Kvm::default();
+    let mut is_named = false;
     while symbols
         .read_until(b'\n', &mut line)
         .with_context(unreadable)?
         > 0
     {
         let mut words = line.split(u8::is_ascii_whitespace);
-        let (address, name) = (words.next(), words.nth(1));
-        if name != Some(SYMBOL.as_bytes()) {
-            line.clear();
-            continue;
+        let (address, name) = (words.next(), words.nth(1).unwrap_or_default());
+        if name == SYMBOL.as_bytes() {
+            is_named = true;
+            kvm.preempt_ops = address
+                .and_then(|hex| std::str::from_utf8(hex).ok())
+                .and_then(|hex| u64::from_str_radix(hex, 16).ok())
+                .unwrap_or_default();
+        } else if name.contains(&b'_') {
+            kvm.has
+                .extend(HOOKABLE.iter().filter(|hook| hook.as_bytes() == name));
         }
-        let address = address
-            .and_then(|hex| std::str::from_utf8(hex).ok())
-            .and_then(|hex| u64::from_str_radix(hex, 16).ok());
-        return match address {
-            Some(address) if address != 0 => Ok(address),
-            _ => bail!(
-                "{} hides the address of {SYMBOL}, without which no vCPU can be recognised; run \
-                 Cohort with CAP_SYSLOG, or set the sysctl kernel.kptr_restrict below 2",
-                kallsyms.display()
-            ),
-        };
+        line.clear();
+    }
+    if kvm.preempt_ops != 0 {
+        return Ok(kvm);
+    }
+    if is_named {
+        bail!(
+            "{} hides the address of {SYMBOL}, without which no vCPU can be recognised; run \
+             Cohort with CAP_SYSLOG, or set the sysctl kernel.kptr_restrict below 2",
+            kallsyms.display()
+        );
     }
     bail!(
         "KVM is loaded, but {} does not name {SYMBOL}, without which no vCPU can be recognised; \
@@ -113,7 +156,9 @@ mod tests {
 
     const WITH_KVM: &str = "ffffffff81000000 T _stext\n\
                             ffffffffc0a00000 t kvm_preempt_ops_not\t[kvm]\n\
-                            ffffffffc0a01230 b kvm_preempt_ops\t[kvm]\n";
+                            ffffffffc0a01230 b kvm_preempt_ops\t[kvm]\n\
+                            ffffffffc0a02000 t kvm_vcpu_on_spin\t[kvm]\n\
+                            ffffffffc0a03000 t kvm_vcpu_on_spinner\t[kvm]\n";
 
     fn watch(fixture: &Fixture) -> KvmWatch {
         let host = fixture.host();
@@ -126,10 +171,9 @@ mod tests {
             .with("proc/kallsyms", WITH_KVM)
             .with("sys/module/kvm/refcnt", "0");
         let mut watch = watch(&fixture);
-        assert_eq!(
-            watch.moved().expect("readable"),
-            Some(0xffff_ffff_c0a0_1230)
-        );
+        let kvm = watch.moved().expect("readable").flatten().expect("loaded");
+        assert_eq!(kvm.preempt_ops, 0xffff_ffff_c0a0_1230);
+        assert_eq!(kvm.has, HashSet::from(["kvm_vcpu_on_spin"]));
         assert_eq!(watch.moved().expect("readable"), None);
     }
 
@@ -144,7 +188,7 @@ mod tests {
 
         let module = fixture.host().sys.join("module/kvm");
         fs::remove_dir_all(module).expect("the fixture is writable");
-        assert_eq!(watch.moved().expect("readable"), Some(0));
+        assert_eq!(watch.moved().expect("readable"), Some(None));
     }
 
     #[test]
@@ -165,6 +209,22 @@ mod tests {
             .with("sys/module/kvm/refcnt", "0");
         let error = watch(&fixture).moved().expect_err("no such symbol");
         assert!(error.to_string().contains("CONFIG_KALLSYMS_ALL=y"));
+    }
+
+    #[test]
+    fn what_hardware_hides_is_known_from_the_modules_parameters() {
+        let hidden = |file: &str, value: &str| {
+            let fixture = Fixture::new().with(file, value);
+            hardware_ends_interrupts(&fixture.host().sys)
+        };
+        let (apicv, avic) = (
+            "sys/module/kvm_intel/parameters/enable_apicv",
+            "sys/module/kvm_amd/parameters/avic",
+        );
+        assert_eq!(hidden(apicv, "Y\n"), Some("APICv"));
+        assert_eq!(hidden(avic, "1\n"), Some("AVIC"));
+        assert_eq!(hidden(avic, "N\n"), None);
+        assert_eq!(hidden("sys/module/kvm/refcnt", "0"), None);
     }
 
     #[test]

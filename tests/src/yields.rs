@@ -22,6 +22,10 @@ pub const TESTS: &[Test] = &[
         neighbour_keeps_its_share,
     ),
     (
+        "who_waits_for_an_ipi_gives_way_to_who_must_answer_it",
+        receiver_runs_soon,
+    ),
+    (
         "no_other_scheduler_has_counted_a_yield_for_it",
         counts_start_at_zero,
     ),
@@ -84,6 +88,53 @@ fn neighbour_keeps_its_share() -> Result<()> {
     ensure!(
         (beside_spinner - beside_busy).abs() <= 0.01,
         "beside a spinning VM the neighbour has {beside_spinner:.4}, beside a busy one {beside_busy:.4}"
+    );
+    Ok(())
+}
+
+/// vCPU 0 sends IPIs to vCPU 1, which is in guest user mode, and spins until each is answered; with vCPU 2 the VM is
+/// wider than its CPUs, and two VMs compete. KVM's own search skips a receiver that was preempted in user mode, which
+/// then waits for its turn: several slices of 4 ms.
+fn receiver_runs_soon() -> Result<()> {
+    let spec = Spec::new("ipi")
+        .vcpu("loop: compute 20us; ipi 1 0x41; wait-answer")
+        .vcpu("user; loop: compute 100us")
+        .vcpu("user; loop: compute 100us")
+        .pause_window("20us".parse()?);
+    let guest = Guest::start(&spec)?;
+    let _others = [Guest::busy("busy0", 2)?, Guest::busy("busy1", 2)?];
+    let cohort = start_cohort()?;
+    sleep(WINDOW);
+    let vm = vm_stats(guest.micro.pid() as u32)?;
+    stop_cohort(cohort)?;
+    let within_a_slice: u64 = vm.ipi_to_run[..=12].iter().sum();
+    let all: u64 = vm.ipi_to_run.iter().sum();
+    println!(
+        "    IPIs {}, to a waiting vCPU {}, answered {}; until it ran, by powers of two of us {:?}; spin exits {}, yields {} \
+         of which better {} and relaxed {}",
+        vm.ipis,
+        vm.ipis_to_ready,
+        vm.ipis_answered,
+        vm.ipi_to_run,
+        vm.spin_exits,
+        vm.yields_served,
+        vm.yields_better,
+        vm.yields_relaxed
+    );
+    ensure!(
+        vm.ipis_to_ready > 100,
+        "only {} IPIs found their receiver waiting: nothing is proven",
+        vm.ipis_to_ready
+    );
+    ensure!(
+        vm.ipis_answered as f64 > 0.95 * vm.ipis as f64,
+        "of {} IPIs only {} were seen to be answered",
+        vm.ipis,
+        vm.ipis_answered
+    );
+    ensure!(
+        within_a_slice as f64 > 0.9 * all as f64,
+        "of {all} IPIs to a waiting vCPU only {within_a_slice} made it run within 4 ms"
     );
     Ok(())
 }

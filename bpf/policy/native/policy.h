@@ -3,4 +3,5 @@
 #include "intf.h"
 #include "policy/cohort.h"
 #include "policy/fair.h"
+#include "policy/ipi.h"
 #include "policy/target.h"

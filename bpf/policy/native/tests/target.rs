@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Directed yields: which offers are taken, and what a loan is.
+//! Directed yields: which offers are taken, who is preferred, and what a loan is.
 
 use cohort_policy::*;
 use proptest::prelude::*;
@@ -43,6 +43,41 @@ fn a_refusal_names_its_first_reason() {
         verdict(true, true, false, false),
         YIELD_MISS_AFFINITY as i32
     );
+}
+
+fn rank(receiver: bool, interrupt: bool, kernel: bool, offered: bool) -> u32 {
+    unsafe {
+        target_rank(&target_facts {
+            receiver,
+            interrupt,
+            kernel,
+            offered,
+        })
+    }
+}
+
+/// The order of the requirements: whose answer is waited for, pending interrupt, kernel mode, KVM's own, anybody.
+#[test]
+fn the_better_reason_decides_whatever_else_holds() {
+    for bits in 0..8u32 {
+        let (a, b, c) = (bits & 1 != 0, bits & 2 != 0, bits & 4 != 0);
+        assert_eq!(rank(true, a, b, c), TARGET_RECEIVER);
+        assert_eq!(rank(false, true, a, b), TARGET_INTERRUPT);
+        assert_eq!(rank(false, false, true, a), TARGET_KERNEL);
+    }
+    assert_eq!(rank(false, false, false, true), TARGET_OFFERED);
+    assert_eq!(rank(false, false, false, false), TARGET_READY);
+    assert!(TARGET_READY > TARGET_NONE);
+}
+
+#[test]
+fn among_equals_kvms_candidate_stays() {
+    let replaces = |rank, offered, best| unsafe { target_replaces(rank, offered, best) };
+    let (ready, kernel) = (TARGET_READY, TARGET_KERNEL);
+    assert!(replaces(kernel, false, ready));
+    assert!(!replaces(ready, true, kernel), "the better one stays");
+    assert!(replaces(kernel, true, kernel), "KVM's own among equals");
+    assert!(!replaces(kernel, false, kernel), "the first among equals");
 }
 
 proptest! {

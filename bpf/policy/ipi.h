@@ -1,0 +1,83 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Interrupts between vCPUs: how long one counts as unanswered, and who has to
+ * run so that it is answered. Pure functions. Not here: how they are seen
+ * (observe.bpf.h).
+ *
+ * Example. vCPU 0 sends an IPI and spins until it is answered. vCPU 1, which
+ * got it, runs a handler that waits for vCPU 2 in the same way. vCPU 2 is
+ * ready and no CPU runs it. What vCPU 0 waits for is vCPU 2: the chain is
+ * followed from who waits to the first that can do something about it.
+ */
+#ifndef COHORT_POLICY_IPI_H
+#define COHORT_POLICY_IPI_H
+
+enum ipi_consts {
+	IPI_CHAIN = 4, /* links followed; a cycle ends here too */
+	IPI_WINDOW_NS = 50000000, /* at first */
+	IPI_WINDOW_LEAST_NS = 2000000,
+	IPI_WINDOW_MOST_NS = 100000000,
+	IPI_WINDOW_ANSWERS = 8, /* the window is so many usual answers long */
+};
+
+/* What following a link of a chain comes to. */
+enum ipi_next {
+	IPI_STOP, /* nobody who could be run: it is answered, or under way */
+	IPI_TAKE, /* this one is ready: it is what all before wait for */
+	IPI_FOLLOW, /* it runs, and waits for somebody itself */
+};
+
+/*
+ * Is an IPI sent at @sent_ns (0: none, or answered) still waited for at @now? An
+ * answer that was not seen is not waited for longer than @window_ns.
+ */
+static inline bool ipi_is_open(u64 sent_ns, u64 now, u64 window_ns)
+{
+	return sent_ns && now - sent_ns < window_ns;
+}
+
+/*
+ * The receiver of an open IPI is @ready (it waits for a CPU), or @runs. One that
+ * does neither is halted: the IPI wakes it, and it is no candidate before.
+ */
+static inline enum ipi_next ipi_step(bool ready, bool runs)
+{
+	if (ready)
+		return IPI_TAKE;
+	return runs ? IPI_FOLLOW : IPI_STOP;
+}
+
+/*
+ * The window after an answer that took @answer_ns: it follows the time that the
+ * VM's own answers take, so that in a VM that answers quickly a forgotten IPI
+ * does not count for long, and in a slow one a live one is not forgotten.
+ */
+static inline u64 ipi_window(u64 window_ns, u64 answer_ns)
+{
+	u64 wanted, next;
+
+	if (answer_ns > IPI_WINDOW_MOST_NS)
+		answer_ns = IPI_WINDOW_MOST_NS;
+	wanted = answer_ns * IPI_WINDOW_ANSWERS;
+	next = window_ns - window_ns / 16 + wanted / 16;
+	if (next < IPI_WINDOW_LEAST_NS)
+		return IPI_WINDOW_LEAST_NS;
+	return next < IPI_WINDOW_MOST_NS ? next : IPI_WINDOW_MOST_NS;
+}
+
+/* The bucket of a histogram with a bucket per power of two. */
+static inline u32 log2_bucket(u64 value)
+{
+	u32 bucket = 0, step;
+
+	for (step = 32; step; step /= 2) {
+		if (value >> step) {
+			value >>= step;
+			bucket += step;
+		}
+	}
+	bucket += value != 0;
+	return bucket < NR_BUCKETS ? bucket : NR_BUCKETS - 1;
+}
+
+#endif /* COHORT_POLICY_IPI_H */

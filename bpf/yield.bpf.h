@@ -1,0 +1,231 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Who runs in a waiting vCPU's place: choosing the sibling, remembering it on
+ * the CPU, running it at the next dispatch. A yield is owed to its VM on the
+ * CPU where it was given, and costs nobody else anything. Not here: how the
+ * reasons are ranked (policy/target.h), how interrupts are seen
+ * (observe.bpf.h).
+ */
+#ifndef COHORT_YIELD_BPF_H
+#define COHORT_YIELD_BPF_H
+
+enum {
+	MAX_SIBLINGS = 256, /* waiting ones looked through for a target */
+	MAX_RANKED = 16, /* of which so many are compared */
+	YIELD_SLICES = 8, /* how long a yield is owed */
+};
+
+/* The best sibling found so far. */
+struct choice {
+	s32 pid; /* 0: none */
+	u32 queue; /* in which it waits */
+	u32 rank; /* enum target_rank */
+};
+
+static void count_miss(struct group *g, u32 reason)
+{
+	if (reason < NR_YIELD_MISS)
+		count(&g->info.stats.yields_missed[reason]);
+}
+
+/* ---- choosing ---- */
+
+/* When the IPI from task @from was sent that @receiver has not answered; 0: it
+ * has, or there is none. */
+static u64 open_ipi_from(struct task_ctx *receiver, s32 from)
+{
+	struct open_ipi *ipi = &receiver->open[from & (OPEN_IPIS - 1)];
+
+	return ipi->from == from ? ipi->sent_ns : 0;
+}
+
+static bool has_open_ipi(struct task_ctx *tc, u64 now, u64 window_ns)
+{
+	u32 i;
+
+	bpf_for(i, 0, OPEN_IPIS)
+		if (ipi_is_open(tc->open[i & (OPEN_IPIS - 1)].sent_ns, now,
+				window_ns))
+			return true;
+	return false;
+}
+
+/* The ready vCPU at the end of the chain of unanswered IPIs that starts at task
+ * @pid; @cpu must be one that it may use. */
+__noinline int follow_chain(s32 pid, s32 cpu, struct choice *choice)
+{
+	u64 now = scx_bpf_now();
+	u32 i;
+
+	if (!choice)
+		return 0;
+	bpf_for(i, 0, IPI_CHAIN) {
+		struct task_struct *p = bpf_task_from_pid(pid), *next;
+		struct task_ctx *tc, *next_tc;
+		enum ipi_next step;
+		struct group *g;
+		bool allowed;
+		s32 to;
+
+		if (!p)
+			break;
+		tc = lookup_task_may_fail(p);
+		bpf_task_release(p);
+		if (!tc)
+			break;
+		to = tc->ipi_to;
+		g = lookup_group(tc->group);
+		next = to && g ? bpf_task_from_pid(to) : NULL;
+		if (!next)
+			break;
+		next_tc = lookup_task_may_fail(next);
+		allowed = bpf_cpumask_test_cpu(cpu, next->cpus_ptr);
+		bpf_task_release(next);
+		if (!next_tc || next_tc->group != tc->group ||
+		    !ipi_is_open(open_ipi_from(next_tc, pid), now,
+				 g->ipi_window_ns))
+			break;
+		step = ipi_step(next_tc->queue != 0, next_tc->run_at_ns != 0);
+		if (step == IPI_TAKE && allowed) {
+			choice->pid = to;
+			choice->queue = next_tc->queue;
+			choice->rank = TARGET_RECEIVER;
+		}
+		if (step != IPI_FOLLOW)
+			break;
+		pid = to;
+	}
+	return 0;
+}
+
+/* The best of the siblings that wait in queue @queue_id. */
+__noinline int rank_siblings(u32 queue_id, s32 cpu, s32 offered_pid,
+			     bool from_kernel, struct choice *choice)
+{
+	u64 now = scx_bpf_now(), window_ns;
+	struct queue *q = lookup_queue(queue_id);
+	struct task_struct *p;
+	struct group *g;
+	u32 seen = 0;
+
+	if (!choice || !q)
+		return 0;
+	g = lookup_group(q->group);
+	if (!g)
+		return 0;
+	window_ns = g->ipi_window_ns;
+	bpf_for_each(scx_dsq, p, queue_id, 0) {
+		struct task_ctx *tc = lookup_task_may_fail(p);
+		struct target_facts facts = {};
+		enum target_rank rank;
+
+		if (++seen > MAX_RANKED)
+			break;
+		if (!tc || !tc->is_vcpu ||
+		    !bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+			continue;
+		facts.interrupt = has_open_ipi(tc, now, window_ns) ||
+				  has_pending_interrupt(p);
+		facts.kernel = from_kernel && was_in_guest_kernel(p);
+		facts.offered = p->pid == offered_pid;
+		rank = target_rank(&facts);
+		if (target_replaces(rank, facts.offered, choice->rank)) {
+			choice->pid = p->pid;
+			choice->queue = queue_id;
+			choice->rank = rank;
+		}
+	}
+	return 0;
+}
+
+/* ---- owing and serving ---- */
+
+/* Has the task left the queue in which it was offered? */
+static bool runs_elsewhere(s32 pid, u32 queue_id)
+{
+	struct task_struct *p = bpf_task_from_pid(pid);
+	struct task_ctx *tc;
+	bool left = true;
+
+	if (!p)
+		return true;
+	tc = lookup_task_may_fail(p);
+	if (tc)
+		left = tc->queue != queue_id;
+	bpf_task_release(p);
+	return left;
+}
+
+/* An accepted yield has come to an end: count it. */
+static void end_yield(struct cpu_state *c, bool served)
+{
+	struct group *g = lookup_group(c->yield_group);
+	s32 pid = c->yield_pid;
+
+	c->yield_pid = 0;
+	if (!g)
+		return;
+	if (served)
+		count(&g->info.stats.yields_served);
+	else if (runs_elsewhere(pid, c->yield_queue))
+		count_miss(g, YIELD_MISS_ELSEWHERE);
+	else
+		count_miss(g, YIELD_MISS_LOST);
+}
+
+/* @c owes @choice to the VM of @giver, which runs there. */
+static void owe_yield(struct cpu_state *c, struct task_ctx *giver,
+		      const struct choice *choice)
+{
+	u64 now = scx_bpf_now();
+
+	/* One is owed at a time. */
+	if (c->yield_pid)
+		end_yield(c, false);
+	c->yield_slice_ns = loan_slice(now, c->slice_until_ns, slice_ns);
+	c->yield_queue = choice->queue;
+	c->yield_group = giver->group;
+	c->yield_until_ns = now + YIELD_SLICES * slice_ns;
+	/* Last: a dispatch may come between, if the hook of an exit gives it. */
+	barrier();
+	c->yield_pid = choice->pid;
+}
+
+/* Is a yield to be served when group @id has a turn on @c? */
+static bool owes_yield(struct cpu_state *c, u32 id, u64 now)
+{
+	if (!c->yield_pid || c->yield_group != id)
+		return false;
+	if (vtime_before(now, c->yield_until_ns))
+		return true;
+	end_yield(c, false);
+	return false;
+}
+
+/* Run the target of the last accepted yield for @slice, if it still waits. */
+static bool serve_yield(struct cpu_state *c, s32 cpu, u64 slice)
+{
+	struct task_struct *p;
+	bool served = false;
+	u32 seen = 0;
+
+	bpf_for_each(scx_dsq, p, c->yield_queue, 0) {
+		if (p->pid != c->yield_pid) {
+			if (++seen >= MAX_SIBLINGS)
+				break;
+			continue;
+		}
+		if (!bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+			break;
+		scx_bpf_dsq_move_set_slice(BPF_FOR_EACH_ITER, slice);
+		served = scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p, SCX_DSQ_LOCAL,
+					  0);
+		if (served)
+			leave_queue(p);
+		break;
+	}
+	end_yield(c, served);
+	return served;
+}
+
+#endif /* COHORT_YIELD_BPF_H */
