@@ -413,6 +413,18 @@ static void favour(struct cpu_state *c, u32 id, u64 key, u64 now)
 	c->present_at_ns = now;
 }
 
+/*
+ * This CPU is to dispatch once more. Not if it goes offline: it becomes idle for
+ * the last time after its last interrupt, a kick would stay pending, and whoever
+ * waits for that to end (the kernel, when it takes this scheduler out) would
+ * wait for ever.
+ */
+static void look_again(struct cpu_state *c, s32 cpu)
+{
+	if (!c->offline)
+		scx_bpf_kick_cpu(cpu, 0);
+}
+
 /* Serve another domain: it may have no CPU left, or more work than its own. */
 static bool steal(struct cpu_state *c, s32 cpu)
 {
@@ -485,7 +497,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 	if (tc && !throttled_by(tc->group))
 		extend(c, prev, now);
 	else if (front.queue)
-		scx_bpf_kick_cpu(cpu, 0);
+		look_again(c, cpu);
 }
 
 /*
@@ -499,7 +511,7 @@ void BPF_STRUCT_OPS(cohort_update_idle, s32 cpu, bool idle)
 	struct cpu_state *c = lookup_cpu(cpu);
 
 	if (idle && c && someone_waits(c, cpu))
-		scx_bpf_kick_cpu(cpu, 0);
+		look_again(c, cpu);
 }
 
 /*
@@ -830,10 +842,18 @@ void BPF_STRUCT_OPS(cohort_cgroup_set_bandwidth, struct cgroup *cgrp,
  * offline CPU: the kernel runs nothing on it. */
 void BPF_STRUCT_OPS(cohort_cpu_online, s32 cpu)
 {
+	struct cpu_state *c = lookup_cpu(cpu);
+
+	if (c)
+		c->offline = 0;
 }
 
 void BPF_STRUCT_OPS(cohort_cpu_offline, s32 cpu)
 {
+	struct cpu_state *c = lookup_cpu(cpu);
+
+	if (c)
+		c->offline = 1;
 }
 
 /* ---- the scheduler itself ---- */

@@ -90,6 +90,7 @@ struct lane {
 /* What one CPU does. Written by that CPU unless said otherwise. */
 struct cpu_state {
 	u32 group; /* of the running task, 0: idle */
+	u32 offline; /* or about to be; by the hotplug ops */
 	u32 contested; /* a task waited for it at the last dispatch */
 	u64 present; /* virtual time of the group the last contest favoured */
 	u64 present_at_ns; /* when that was */

@@ -12,6 +12,7 @@ pub mod entitlement;
 pub mod exit;
 pub mod host;
 pub mod logging;
+pub mod mechanism;
 pub mod metrics;
 pub mod run;
 pub mod scheduler;

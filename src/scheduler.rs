@@ -9,6 +9,7 @@ use crate::host::kvm::{HOOKABLE, Kvm, KvmWatch, hardware_ends_interrupts};
 use crate::host::paths::Host;
 use crate::host::topology::{self, Domains};
 use crate::host::vm_name::vm_name;
+use crate::mechanism::all_but;
 use crate::metrics::{GroupReading, Reading};
 use crate::settings::Settings;
 use anyhow::{Context, Result, bail, ensure};
@@ -67,6 +68,10 @@ impl<'object> Scheduler<'object> {
         }
         let mut skel = configure_and_load(open, settings, &domains)?.map_err(rejected)?;
         tell_where_kvm_is(&mut skel, kvm.as_ref());
+        if let Some(data) = skel.maps.data_data.as_mut() {
+            // SAFETY: a live, aligned u32 that the BPF programs only read.
+            unsafe { ptr::write_volatile(&raw mut data.mechanisms, all_but(&settings.off)) };
+        }
         let link = attach(&mut skel).map_err(rejected)?;
         tracing::info!(
             "Cohort schedules this host: {} CPU numbers in {} domains, slice {} us, watchdog {} ms",

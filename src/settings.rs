@@ -3,6 +3,7 @@
 //! built in, in this order of precedence. What is wrong in the file is said with
 //! its line.
 
+use crate::mechanism::Mechanism;
 use anyhow::{Context, Result};
 use clap::Args;
 use serde::Deserialize;
@@ -28,7 +29,7 @@ pub struct RunOptions {
     /// Read settings from this TOML file; options on the command line win
     ///
     /// The file has the same settings as the command line, as keys: slice_us,
-    /// timeout_ms, stats_seconds. A key that does not exist, a wrong type and a
+    /// timeout_ms, stats_seconds, off. A key that does not exist, a wrong type and a
     /// value out of range are errors that name the line.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -58,6 +59,14 @@ pub struct RunOptions {
     /// option. 1 to 3600.
     #[arg(long = "stats", value_name = "SECONDS", value_parser = parse_stats_seconds)]
     stats_seconds: Option<u64>,
+
+    /// Do without this mechanism; may be given several times [default: all are on]
+    ///
+    /// Each one can be left out, to see what it is worth on this host (`make
+    /// bench` measures such command lines), or because it harms. What is given
+    /// here replaces the list in the file.
+    #[arg(long, value_name = "MECHANISM")]
+    off: Vec<Mechanism>,
 }
 
 fn parse_slice_us(text: &str) -> Result<u64, String> {
@@ -95,6 +104,8 @@ struct SettingsFile {
     slice_us: Option<Spanned<u64>>,
     timeout_ms: Option<Spanned<u32>>,
     stats_seconds: Option<Spanned<u64>>,
+    #[serde(default)]
+    off: Vec<Mechanism>,
 }
 
 /// The settings that `cohort run` works with.
@@ -106,6 +117,8 @@ pub struct Settings {
     pub timeout_ms: u32,
     /// Time between two tables on standard output, in seconds; no table if absent.
     pub stats_seconds: Option<u64>,
+    /// Mechanisms to do without.
+    pub off: Vec<Mechanism>,
 }
 
 impl Settings {
@@ -126,6 +139,10 @@ impl Settings {
             slice_us: slice_us.unwrap_or(SLICE_US_DEFAULT),
             timeout_ms: timeout_ms.unwrap_or(TIMEOUT_MS_DEFAULT),
             stats_seconds,
+            off: match options.off.is_empty() {
+                true => file.off,
+                false => options.off.clone(),
+            },
         })
     }
 }
@@ -232,6 +249,7 @@ mod tests {
             slice_us: 4000,
             timeout_ms: 5_000,
             stats_seconds: None,
+            off: Vec::new(),
         };
         assert_eq!(defaults(), expected);
     }
@@ -256,7 +274,7 @@ mod tests {
             .filter_map(|line| line.strip_prefix('#'))
             .filter(|line| !line.starts_with(' ') && line.contains(" = "))
             .collect();
-        assert_eq!(uncommented.len(), 3, "each key is there once");
+        assert_eq!(uncommented.len(), 4, "each key is there once");
 
         let file = file(&uncommented.join("\n"));
         let options = RunOptions {
@@ -304,6 +322,26 @@ mod tests {
         let out_of_range = error_of("slice_us = 4000\ntimeout_ms = 60000\n");
         let sentence = "timeout_ms is 60000, but must be from 100 to 30000";
         assert_eq!(out_of_range, (2, sentence.to_owned()));
+    }
+
+    #[test]
+    fn mechanisms_are_left_out_by_name_and_the_command_line_replaces_the_file() {
+        let file = file("off = [\"ipi\", \"adaptive-window\"]\n");
+        let mut options = RunOptions {
+            config: Some(file.path().to_owned()),
+            ..RunOptions::default()
+        };
+        let off = |options: &RunOptions| Settings::resolve(options).expect("valid").off;
+        assert_eq!(off(&options), [Mechanism::Ipi, Mechanism::AdaptiveWindow]);
+        options.off = vec![Mechanism::Turns];
+        assert_eq!(off(&options), [Mechanism::Turns]);
+
+        let (line, sentence) = error_of("slice_us = 1000\noff = [\"ipis\"]\n");
+        assert_eq!(line, 2);
+        assert!(
+            sentence.contains("unknown variant `ipis`") && sentence.contains("`relaxed`"),
+            "{sentence}"
+        );
     }
 
     #[test]
