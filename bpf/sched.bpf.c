@@ -117,7 +117,8 @@ static bool give_to_idle(struct task_struct *p, struct task_ctx *tc,
 {
 	s32 idle;
 
-	if (throttled_by(tc->group))
+	/* Its affinity does not say yet that it must stay where it is. */
+	if (is_migration_disabled(p) || throttled_by(tc->group))
 		return false;
 	idle = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
 	if (idle < 0)
@@ -919,6 +920,11 @@ void BPF_STRUCT_OPS(cohort_exit, struct scx_exit_info *ei)
 	UEI_RECORD(uei, ei);
 }
 
+/*
+ * Tasks with migration disabled go through enqueue like others: a vCPU that is
+ * preempted inside one of this program's own hooks is one, and the kernel would
+ * run it next, whosever turn it is.
+ */
 SCX_OPS_DEFINE(
 	cohort_ops, .select_cpu = (void *)cohort_select_cpu,
 	.enqueue = (void *)cohort_enqueue, .dequeue = (void *)cohort_dequeue,
@@ -938,5 +944,6 @@ SCX_OPS_DEFINE(
 	.cpu_online = (void *)cohort_cpu_online,
 	.cpu_offline = (void *)cohort_cpu_offline, .init = (void *)cohort_init,
 	.exit = (void *)cohort_exit,
-	.flags = SCX_OPS_ENQ_LAST | SCX_OPS_KEEP_BUILTIN_IDLE,
+	.flags = SCX_OPS_ENQ_LAST | SCX_OPS_KEEP_BUILTIN_IDLE |
+		 SCX_OPS_ENQ_MIGRATION_DISABLED,
 	.timeout_ms = 5000, .name = "cohort");
