@@ -351,16 +351,11 @@ fn percent(part: f64, whole: f64) -> f64 {
 
 /// What the counters gained. They never fall within one group's life.
 fn difference(before: &intf::group_stats, after: &intf::group_stats) -> intf::group_stats {
-    let mut missed = after.yields_missed;
-    for (count, earlier) in missed.iter_mut().zip(before.yields_missed) {
-        *count = count.saturating_sub(earlier);
-    }
-    let mut ipi_to_run = after.ipi_to_run;
-    for (count, earlier) in ipi_to_run.iter_mut().zip(before.ipi_to_run) {
-        *count = count.saturating_sub(earlier);
+    fn gained<const N: usize>(before: [u64; N], after: [u64; N]) -> [u64; N] {
+        std::array::from_fn(|i| after[i].saturating_sub(before[i]))
     }
     intf::group_stats {
-        ipi_to_run,
+        ipi_to_run: gained(before.ipi_to_run, after.ipi_to_run),
         yields_better: after.yields_better.saturating_sub(before.yields_better),
         yields_relaxed: after.yields_relaxed.saturating_sub(before.yields_relaxed),
         spin_exits: after.spin_exits.saturating_sub(before.spin_exits),
@@ -375,7 +370,7 @@ fn difference(before: &intf::group_stats, after: &intf::group_stats) -> intf::gr
         yields_offered: after.yields_offered.saturating_sub(before.yields_offered),
         yields_ready: after.yields_ready.saturating_sub(before.yields_ready),
         yields_served: after.yields_served.saturating_sub(before.yields_served),
-        yields_missed: missed,
+        yields_missed: gained(before.yields_missed, after.yields_missed),
         wakeups: after.wakeups.saturating_sub(before.wakeups),
         migrations: after.migrations.saturating_sub(before.migrations),
         stacked_ns: after.stacked_ns.saturating_sub(before.stacked_ns),

@@ -126,7 +126,7 @@ fn find(kallsyms: &Path) -> Result<Kvm> {
                 .and_then(|hex| std::str::from_utf8(hex).ok())
                 .and_then(|hex| u64::from_str_radix(hex, 16).ok())
                 .unwrap_or_default();
-        } else if name.contains(&b'_') {
+        } else {
             kvm.has
                 .extend(HOOKABLE.iter().filter(|hook| hook.as_bytes() == name));
         }

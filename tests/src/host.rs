@@ -147,20 +147,8 @@ impl HostLoad {
 
     /// CPU time that each process gets in `window`, ns.
     pub fn cpu_times_ns(&self, window: Duration) -> Result<Vec<u64>> {
-        let read = || {
-            self.pids()
-                .into_iter()
-                .map(cpu_time_ns)
-                .collect::<Result<Vec<_>>>()
-        };
-        let before = read()?;
-        sleep(window);
-        let after = read()?;
-        Ok(before
-            .iter()
-            .zip(&after)
-            .map(|(before, after)| after - before)
-            .collect())
+        let read = || self.pids().into_iter().map(cpu_time_ns).collect();
+        Ok(gained(window, read)?.0)
     }
 }
 
@@ -191,6 +179,18 @@ pub fn cpu_time_ns(pid: u32) -> Result<u64> {
         .context("schedstat is no number")
 }
 
+/// What each of the counters that `read` reads gains in `window`, and how long that really was.
+fn gained(window: Duration, read: impl Fn() -> Result<Vec<u64>>) -> Result<(Vec<u64>, Duration)> {
+    let (before, start) = (read()?, Instant::now());
+    sleep(window);
+    let (after, elapsed) = (read()?, start.elapsed());
+    let gains = before
+        .iter()
+        .zip(&after)
+        .map(|(before, after)| after - before);
+    Ok((gains.collect(), elapsed))
+}
+
 /// What fraction of their common CPU time each subject gets in `window`, after a moment to settle, and how many CPUs
 /// they used together.
 pub fn shares(subjects: &[&dyn Subject], window: Duration) -> Result<(Vec<f64>, f64)> {
@@ -201,14 +201,8 @@ pub fn shares(subjects: &[&dyn Subject], window: Duration) -> Result<(Vec<f64>, 
             .map(|subject| subject.cgroup().usage_us())
             .collect::<Result<Vec<_>>>()
     };
-    let (before, start) = (read()?, Instant::now());
-    sleep(window);
-    let (after, elapsed) = (read()?, start.elapsed());
-    let used: Vec<f64> = before
-        .iter()
-        .zip(&after)
-        .map(|(before, after)| (after - before) as f64)
-        .collect();
+    let (used, elapsed) = gained(window, read)?;
+    let used: Vec<f64> = used.into_iter().map(|used| used as f64).collect();
     let total: f64 = used.iter().sum();
     ensure!(total > 0.0, "nobody used any CPU time");
     println!(

@@ -42,10 +42,16 @@ const BOOT_LIMIT: Duration = Duration::from_secs(120);
 const STOP_LIMIT: Duration = Duration::from_secs(15);
 
 /// What each run leaves in its folder.
-const LOGS: [&str; 4] = ["console.log", "qemu.log", "dmesg", MACHINE];
+const LOGS: [&str; 4] = [CONSOLE, "qemu.log", "dmesg", MACHINE];
 
 /// What other programs took of the machine, in the run's folder.
 const MACHINE: &str = "machine.json";
+
+/// What L1's kernel prints.
+const CONSOLE: &str = "console.log";
+
+/// How often a run is tried that the emulator spoils.
+const ATTEMPTS: u32 = 3;
 
 /// How often signals and deadlines are looked at.
 const TICK: Duration = Duration::from_millis(50);
@@ -147,7 +153,6 @@ pub fn boot(options: &Options) -> Result<u8> {
         .guest_image
         .then(|| image::guest_image(&cache))
         .transpose()?;
-    let folder = RunFolder::create(options.out.as_deref())?;
     let machine = Machine {
         accelerator,
         topology,
@@ -157,24 +162,42 @@ pub fn boot(options: &Options) -> Result<u8> {
         append: &options.append,
     };
     let description = describe(&machine, &kernel, &image)?;
-    let payload = Payload {
-        kernel: &kernel,
-        image: &image,
-        command: &options.command,
-        description: &description,
-        with_guest_image: options.guest_image,
-        run_folder: &folder.path,
+    let run = |folder: &Path| -> Result<Outcome> {
+        let payload = Payload {
+            kernel: &kernel,
+            image: &image,
+            command: &options.command,
+            description: &description,
+            with_guest_image: options.guest_image,
+            run_folder: folder,
+        };
+        let initrd = payload.pack()?;
+        let run = Run::start(&machine, &image, &kernel, &initrd, folder)?;
+        drop(initrd);
+        let others = Watch::begin(run.qemu.id());
+        let outcome = run.supervise(
+            Duration::from_secs(options.timeout_s),
+            STOP_LIMIT + Duration::from_secs_f64(dilation),
+        );
+        let others = others.end();
+        run.end()?;
+        record_others(&others?, &machine, folder)?;
+        Ok(outcome)
     };
-    let initrd = payload.pack()?;
-    let limit = Duration::from_secs(options.timeout_s);
-    let run = Run::start(&machine, &image, &kernel, &initrd, &folder.path)?;
-    drop(initrd);
-    let others = Watch::begin(run.qemu.id());
-    let outcome = run.supervise(limit, STOP_LIMIT + Duration::from_secs_f64(dilation));
-    let others = others.end();
-    run.end()?;
-    record_others(&others?, &machine, &folder.path)?;
-    folder.conclude(&outcome, options.timeout_s)
+    let mut attempt = 1;
+    loop {
+        let folder = RunFolder::create(options.out.as_deref())?;
+        let outcome = run(&folder.path)?;
+        let code = folder.conclude(&outcome, options.timeout_s)?;
+        if attempt == ATTEMPTS || !folder.emulator_failed(&outcome, accelerator) {
+            return Ok(code);
+        }
+        attempt += 1;
+        eprintln!(
+            "lab: QEMU executed an instruction that L1's memory does not hold: the fault is the emulator's, not the \
+             kernel's. What this run printed is void; it is repeated (attempt {attempt} of {ATTEMPTS})."
+        );
+    }
 }
 
 /// Says it if figures of this run are worth nothing; undilated, nothing is measured.
@@ -269,7 +292,13 @@ impl RunFolder {
                 return Ok(*code);
             }
             Outcome::Complaint(line) => {
-                eprintln!("lab: L1's kernel complained: \"{line}\". {left}");
+                let place = console::place(&self.console());
+                let place = if place.is_empty() {
+                    place
+                } else {
+                    format!(" at {place}")
+                };
+                eprintln!("lab: L1's kernel complained: \"{line}\"{place}. {left}");
                 EXIT_L1_FAILED
             }
             Outcome::Died => {
@@ -294,6 +323,20 @@ impl RunFolder {
             Outcome::Interrupted => bail!(Interrupted),
         };
         Ok(code)
+    }
+
+    /// What L1's kernel printed.
+    fn console(&self) -> String {
+        // Without it less is known, and said.
+        let bytes = fs::read(self.path.join(CONSOLE)).unwrap_or_default();
+        String::from_utf8_lossy(&bytes).into_owned()
+    }
+
+    /// Was it the emulator that failed, so that the run says nothing?
+    fn emulator_failed(&self, outcome: &Outcome, accelerator: Accelerator) -> bool {
+        accelerator == Accelerator::Tcg
+            && matches!(outcome, Outcome::Complaint(_))
+            && console::is_stale_translation(&self.console())
     }
 
     /// A folder that nobody asked for and that holds nothing but the logs of a run that went well would only pile up.
@@ -338,7 +381,7 @@ impl Run {
             out: out.1.as_raw_fd(),
             initrd: initrd.as_raw_fd(),
         };
-        let console_log = create(&folder.join("console.log"))?;
+        let console_log = create(&folder.join(CONSOLE))?;
         let qemu_log = create(&folder.join("qemu.log"))?;
         let mut command = machine.command(image, &kernel.vmlinuz, &descriptors);
         command
@@ -583,7 +626,7 @@ mod tests {
         let folder = |name: &str, was_asked_for| {
             let path = parent.path().join(name);
             fs::create_dir(&path).unwrap();
-            fs::write(path.join("console.log"), "").unwrap();
+            fs::write(path.join(CONSOLE), "").unwrap();
             RunFolder {
                 path,
                 was_asked_for,
