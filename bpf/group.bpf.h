@@ -453,7 +453,7 @@ static u32 get_vm(const struct vm_key *key, u32 cgroup_group)
 	id = make_group(GROUP_VM, place_of_vm(cgroup_group), WEIGHT_DEFAULT);
 	g = lookup_group(id);
 	if (!id || !g) {
-		__sync_fetch_and_add(&host_stats.group_exhausted, 1);
+		count(&host_stats.group_exhausted);
 		return 0;
 	}
 	g->info.tgid = key->tgid;

@@ -20,8 +20,7 @@ typedef long long s64;
 enum cohort_limits {
 	MAX_CPUS = 1024,
 	MAX_DOMAINS = 256,
-	NR_BUCKETS =
-		24, /* of a histogram; the last holds what is longer, too */
+	NR_BUCKETS = 24, /* of a histogram; the last one has no upper end */
 	MAX_GROUPS = 4096, /* VMs and cgroups together */
 };
 

@@ -203,7 +203,7 @@ static u32 lane_for(struct task_struct *p, struct task_ctx *tc, s32 cpu)
 	} else {
 		tc->lane = tc->subset_lane = subset_lane(p, domain_id);
 		if (!tc->lane) {
-			__sync_fetch_and_add(&host_stats.lane_exhausted, 1);
+			count(&host_stats.lane_exhausted);
 			return cpu;
 		}
 	}

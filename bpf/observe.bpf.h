@@ -37,17 +37,11 @@ static int delivery_begins(void)
 /* The sender now waits for @to. */
 static void record_ipi(struct task_ctx *sender, s32 from, s32 to, u32 vector)
 {
-	struct task_struct *p = bpf_task_from_pid(to);
-	struct task_ctx *receiver;
+	struct task_ctx *receiver = lookup_thread_may_fail(to);
+	struct group *g = lookup_group(sender->group);
 	u64 now = scx_bpf_now();
 	struct open_ipi *ipi;
-	struct group *g;
 
-	if (!p)
-		return;
-	receiver = lookup_task_may_fail(p);
-	bpf_task_release(p);
-	g = lookup_group(sender->group);
 	if (!receiver || !g || receiver->group != sender->group)
 		return;
 	ipi = &receiver->open[from & (OPEN_IPIS - 1)];
@@ -198,15 +192,12 @@ int BPF_PROG(spin_exit_ends, void *vcpu, bool in_kernel)
 	g = lookup_group(tc->group);
 	if (!g || !is_vm(g) || throttled_by(tc->group))
 		return 0;
-	if (is_on(MECH_IPI))
-		follow_chain(p->pid, cpu, &choice);
-	if (!choice.pid)
-		rank_siblings(tc->queue_cached, cpu, 0, in_kernel, &choice);
+	choose_sibling(tc, p->pid, cpu, true, &choice);
 	if (!choice.pid)
 		return 0;
 	count(&g->info.stats.yields_ready);
 	count(&g->info.stats.yields_relaxed);
-	owe_yield(c, tc, &choice);
+	owe_yield(c, cpu, tc, &choice);
 	scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
 	return 0;
 }

@@ -7,7 +7,7 @@
  * A lane is a set of CPUs; all tasks that wait in it may run on each of them,
  * so the first queue of a lane is always servable and nothing is searched. A
  * CPU serves its own lane, its domain's, and those made for cpusets: at most
- * 2 + LANES_PER_CPU. The cost of a decision grows with the logarithm of the
+ * LANES_SERVED. The cost of a decision grows with the logarithm of the
  * groups that wait in those, never with CPUs or VMs.
  *
  * A listed queue stands in its lane's tree by its group's virtual time as of
@@ -109,6 +109,18 @@ static void leave_queue(struct task_struct *p)
 
 	if (tc)
 		stop_waiting(tc);
+}
+
+/* @p, at which @it stands in its queue, to this CPU's local DSQ for @slice; false
+ * if another CPU took it first. */
+static bool move_here(struct bpf_iter_scx_dsq *it, struct task_struct *p,
+		      u64 slice)
+{
+	scx_bpf_dsq_move_set_slice(it, slice);
+	if (!scx_bpf_dsq_move(it, p, SCX_DSQ_LOCAL, 0))
+		return false;
+	leave_queue(p);
+	return true;
 }
 
 /*

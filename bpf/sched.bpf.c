@@ -156,7 +156,7 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 	g = lookup_group(tc->group);
 	q = lookup_queue(queue_id);
 	if (!queue_id || !q || !g) {
-		__sync_fetch_and_add(&host_stats.queue_exhausted, 1);
+		count(&host_stats.queue_exhausted);
 		scx_bpf_dsq_insert(p, SCX_DSQ_GLOBAL, slice_ns, enq_flags);
 		return;
 	}
@@ -288,56 +288,55 @@ static bool front_before(const struct front *a, const struct front *b)
 	return !head_vtime(b->queue, &head_b) || vtime_before(head_a, head_b);
 }
 
-static void take_earlier(struct front *best, u32 lane_id)
+/* The @i-th of the lanes that @cpu serves, if queues are listed in it, or -1. */
+static s32 busy_lane(struct cpu_state *c, s32 cpu, u32 i)
 {
-	struct lane *lane = lookup_lane(lane_id);
-	struct front front = {};
+	struct lane *lane;
+	s32 id;
 
-	if (!lane || !lane->nr_listed)
-		return;
-	lane_front(lane_id, &front);
-	if (front.queue && front_before(&front, best))
-		*best = front;
+	if (i == 0) {
+		id = cpu;
+	} else if (i == 1) {
+		id = FIRST_DOMAIN_LANE + cpu_domain[cpu & (MAX_CPUS - 1)];
+	} else {
+		id = c->lanes[(i - 2) & (LANES_PER_CPU - 1)];
+		if (!id)
+			return -1;
+	}
+	lane = lookup_lane(id);
+	return lane && lane->nr_listed ? id : -1;
 }
 
 /* The queue that @cpu should serve: the earliest of its lanes. */
-static void find_front(struct cpu_state *c, s32 cpu, struct front *best)
+__noinline int find_front(s32 cpu, struct front *best)
 {
-	u32 slot;
+	struct cpu_state *c = lookup_cpu(cpu);
+	u32 i;
 
+	if (!best || !c)
+		return 0;
 	__builtin_memset(best, 0, sizeof(*best));
-	take_earlier(best, cpu);
-	take_earlier(best,
-		     FIRST_DOMAIN_LANE + cpu_domain[cpu & (MAX_CPUS - 1)]);
-	bpf_for(slot, 0, LANES_PER_CPU) {
-		u32 id = c->lanes[slot & (LANES_PER_CPU - 1)];
+	bpf_for(i, 0, LANES_SERVED) {
+		struct front front = {};
+		s32 id = busy_lane(c, cpu, i);
 
-		if (id)
-			take_earlier(best, id);
+		if (id < 0)
+			continue;
+		lane_front(id, &front);
+		if (front.queue && front_before(&front, best))
+			*best = front;
 	}
+	return 0;
 }
 
 /* Is a queue listed that @cpu serves? */
 static bool someone_waits(struct cpu_state *c, s32 cpu)
 {
-	struct lane *own = lookup_lane(cpu), *lane;
-	u32 slot;
+	u32 i;
 
-	lane = lookup_lane(FIRST_DOMAIN_LANE +
-			   cpu_domain[cpu & (MAX_CPUS - 1)]);
-	if (!own || !lane)
-		return false;
-	if (own->nr_listed || lane->nr_listed)
-		return true;
-	bpf_for(slot, 0, LANES_PER_CPU) {
-		u32 id = c->lanes[slot & (LANES_PER_CPU - 1)];
-
-		if (!id)
-			continue;
-		lane = lookup_lane(id);
-		if (lane && lane->nr_listed)
+	bpf_for(i, 0, LANES_SERVED)
+		if (busy_lane(c, cpu, i) >= 0)
 			return true;
-	}
 	return false;
 }
 
@@ -362,7 +361,7 @@ static bool goes_on(struct task_struct *prev, struct task_ctx *tc,
 }
 
 /* Move the first task of queue @id that may run on @cpu there. */
-static bool take_from(u32 id, s32 cpu)
+__noinline int take_from(u32 id, s32 cpu)
 {
 	struct task_struct *p;
 	bool moved = false;
@@ -370,14 +369,9 @@ static bool take_from(u32 id, s32 cpu)
 
 	bpf_for_each(scx_dsq, p, id, 0) {
 		if (bpf_cpumask_test_cpu(cpu, p->cpus_ptr)) {
-			scx_bpf_dsq_move_set_slice(BPF_FOR_EACH_ITER,
-						   turn_ns());
-			moved = scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p,
-						 SCX_DSQ_LOCAL, 0);
-			if (moved) {
-				leave_queue(p);
+			moved = move_here(BPF_FOR_EACH_ITER, p, turn_ns());
+			if (moved)
 				break;
-			}
 		}
 		if (++tries >= MOVE_TRIES)
 			break;
@@ -438,7 +432,7 @@ static bool steal(struct cpu_state *c, s32 cpu)
 	lane_front(FIRST_DOMAIN_LANE + other, &front);
 	if (!front.queue || !take_from(front.queue, cpu))
 		return false;
-	__sync_fetch_and_add(&host_stats.stolen, 1);
+	count(&host_stats.stolen);
 	return true;
 }
 
@@ -459,20 +453,20 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		if (tc)
 			charge(prev, tc, c, now);
 	}
-	if (tc && owes_yield(c, tc->group, now) && c->yield_slice_ns &&
-	    serve_yield(c, cpu, c->yield_slice_ns))
+	if (tc && owes_yield(c, cpu, tc->group, now) && c->yield_slice_ns &&
+	    serve_yield(cpu, c->yield_slice_ns))
 		return;
 	if (c->nr_dispatches % STEAL_EACH == 0 && steal(c, cpu))
 		return;
 
 	bpf_for(i, 0, DISPATCH_TRIES) {
-		find_front(c, cpu, &front);
+		find_front(cpu, &front);
 		q = lookup_queue(front.queue);
 		c->contested = front.queue != 0;
 		if (tc && goes_on(prev, tc, &front)) {
 			favour(c, tc->group, front.key, now);
-			if (owes_yield(c, tc->group, now) &&
-			    serve_yield(c, cpu, turn_ns()))
+			if (owes_yield(c, cpu, tc->group, now) &&
+			    serve_yield(cpu, turn_ns()))
 				return;
 			extend(c, prev, now);
 			return;
@@ -481,8 +475,8 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 			break;
 		favour(c, front.group, front.key, now);
 		q->served_key = front.key;
-		if (owes_yield(c, front.group, now) &&
-		    serve_yield(c, cpu, turn_ns()))
+		if (owes_yield(c, cpu, front.group, now) &&
+		    serve_yield(cpu, turn_ns()))
 			return;
 		if (take_from(front.queue, cpu))
 			return;
@@ -553,13 +547,9 @@ bool BPF_STRUCT_OPS(cohort_yield, struct task_struct *from,
 		choice.queue = taker->queue;
 		choice.rank = TARGET_OFFERED;
 	}
-	if (is_vm(g) && !offer.throttled) {
-		if (is_on(MECH_RANK))
-			rank_siblings(giver->queue_cached, cpu, offered_pid,
-				      giver->spins_in_kernel, &choice);
-		if (is_on(MECH_IPI))
-			follow_chain(from->pid, cpu, &choice);
-	}
+	if (is_vm(g) && !offer.throttled)
+		choose_sibling(giver, from->pid, cpu, is_on(MECH_RANK),
+			       &choice);
 	if (!choice.pid) {
 		count_miss(g, verdict);
 		return false;
@@ -567,7 +557,7 @@ bool BPF_STRUCT_OPS(cohort_yield, struct task_struct *from,
 	count(&g->info.stats.yields_ready);
 	if (choice.pid != offered_pid)
 		count(&g->info.stats.yields_better);
-	owe_yield(c, giver, &choice);
+	owe_yield(c, cpu, giver, &choice);
 	giver->yielded = 1;
 	scx_bpf_task_set_slice(from, 0);
 	return true;
@@ -590,7 +580,7 @@ void BPF_STRUCT_OPS(cohort_runnable, struct task_struct *p, u64 enq_flags)
 	}
 	g = lookup_group(tc->group);
 	if (g && tc->is_vcpu && (enq_flags & SCX_ENQ_WAKEUP))
-		__sync_fetch_and_add(&g->info.stats.wakeups, 1);
+		count(&g->info.stats.wakeups);
 }
 
 /* A task got a CPU: how long it waited, and a vCPU behind whom. */
@@ -612,7 +602,7 @@ static void account_wait(struct task_struct *p, struct task_ctx *tc,
 	__sync_fetch_and_add(&g->info.stats.throttled_ns, throttled_ns);
 	__sync_fetch_and_add(&g->info.stats.ready_ns, waited_ns - throttled_ns);
 	if (tc->last_cpu >= 0 && tc->last_cpu != cpu)
-		__sync_fetch_and_add(&g->info.stats.migrations, 1);
+		count(&g->info.stats.migrations);
 	if (c->prev_group != tc->group || c->prev_pid == p->pid)
 		return;
 	lane = lookup_lane(lane_for(p, tc, cpu));
@@ -784,7 +774,7 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_cgroup_init, struct cgroup *cgrp,
 	if (!id || !g ||
 	    bpf_map_update_elem(&group_of_cgroup, &cgroup_id, &id, BPF_ANY)) {
 		/* Its tasks run as the root's: less fair, not less safe. */
-		__sync_fetch_and_add(&host_stats.group_exhausted, 1);
+		count(&host_stats.group_exhausted);
 		return 0;
 	}
 	g->info.cgroup_id = cgroup_id;

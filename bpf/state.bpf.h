@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * Every map and struct of the BPF side, each field with its unit and its
- * writer. No logic but the look-ups
- * and the counting.
+ * writer. No logic but the look-ups and the counting.
  *
  * Index 0 of groups and queues means "none".
  */
@@ -13,6 +12,7 @@ enum {
 	MAX_QUEUES = 8192, /* (group, lane) pairs that held tasks */
 	MAX_SUBSETS = 512, /* lanes made for cpusets and affinities */
 	LANES_PER_CPU = 8, /* of those, how many one CPU can serve */
+	LANES_SERVED = 2 + LANES_PER_CPU, /* its own and its domain's too */
 	FIRST_DOMAIN_LANE = MAX_CPUS,
 	FIRST_SUBSET_LANE = FIRST_DOMAIN_LANE + MAX_DOMAINS,
 	MAX_LANES = FIRST_SUBSET_LANE + MAX_SUBSETS,
@@ -311,6 +311,19 @@ static __always_inline struct task_ctx *
 lookup_task_may_fail(struct task_struct *p)
 {
 	return bpf_task_storage_get(&tasks, p, 0, 0);
+}
+
+/* The same by the thread's id; NULL also if there is no such thread. */
+static struct task_ctx *lookup_thread_may_fail(s32 pid)
+{
+	struct task_struct *p = bpf_task_from_pid(pid);
+	struct task_ctx *tc;
+
+	if (!p)
+		return NULL;
+	tc = lookup_task_may_fail(p);
+	bpf_task_release(p);
+	return tc;
 }
 
 static __always_inline struct task_ctx *lookup_task(struct task_struct *p)

@@ -83,11 +83,10 @@ static struct kvm_vcpu___kvm *vcpu_of_apic(void *apic)
 						  : NULL;
 }
 
-/* Does an interrupt wait for the vCPU of @p, which is not running? Where the
- * hardware delivers interrupts, nobody can tell. */
-static bool has_pending_interrupt(struct task_struct *p)
+/* Does an interrupt wait for @vcpu, which is not running? Where the hardware
+ * delivers interrupts, nobody can tell. */
+static bool has_pending_interrupt(struct kvm_vcpu___kvm *vcpu)
 {
-	struct kvm_vcpu___kvm *vcpu = vcpu_of(p);
 	struct kvm_lapic___kvm *apic = NULL;
 
 	if (!vcpu || !bpf_core_field_exists(apic->irr_pending))
@@ -97,11 +96,9 @@ static bool has_pending_interrupt(struct task_struct *p)
 	       BPF_CORE_READ(apic, irr_pending);
 }
 
-/* Was the vCPU of @p, which is not running, in guest kernel mode? */
-static bool was_in_guest_kernel(struct task_struct *p)
+/* Was @vcpu, which is not running, in guest kernel mode? */
+static bool was_in_guest_kernel(struct kvm_vcpu___kvm *vcpu)
 {
-	struct kvm_vcpu___kvm *vcpu = vcpu_of(p);
-
 	return vcpu && BPF_CORE_READ(vcpu, arch.preempted_in_kernel);
 }
 

@@ -54,23 +54,21 @@ static bool has_open_ipi(struct task_ctx *tc, u64 now, u64 window_ns)
  * @pid; @cpu must be one that it may use. */
 __noinline int follow_chain(s32 pid, s32 cpu, struct choice *choice)
 {
+	const struct target_facts facts = { .receiver = true };
+	struct task_ctx *tc = lookup_thread_may_fail(pid);
 	u64 now = scx_bpf_now();
 	u32 i;
 
 	if (!choice)
 		return 0;
 	bpf_for(i, 0, IPI_CHAIN) {
-		struct task_struct *p = bpf_task_from_pid(pid), *next;
-		struct task_ctx *tc, *next_tc;
+		struct task_ctx *next_tc;
+		struct task_struct *next;
 		enum ipi_next step;
 		struct group *g;
 		bool allowed;
 		s32 to;
 
-		if (!p)
-			break;
-		tc = lookup_task_may_fail(p);
-		bpf_task_release(p);
 		if (!tc)
 			break;
 		to = tc->ipi_to;
@@ -89,23 +87,38 @@ __noinline int follow_chain(s32 pid, s32 cpu, struct choice *choice)
 		if (step == IPI_TAKE && allowed) {
 			choice->pid = to;
 			choice->queue = next_tc->queue;
-			choice->rank = TARGET_RECEIVER;
+			choice->rank = target_rank(&facts);
 		}
 		if (step != IPI_FOLLOW)
 			break;
+		tc = next_tc;
 		pid = to;
 	}
 	return 0;
+}
+
+/* Why the ready @tc, of struct kvm_vcpu @vcpu (0: none), should run. */
+__noinline int rank_of_ready(struct task_ctx *tc, u64 vcpu, u64 window_ns,
+			     bool from_kernel, bool offered)
+{
+	struct target_facts facts = { .offered = offered };
+
+	if (!tc)
+		return TARGET_NONE;
+	facts.interrupt = has_open_ipi(tc, scx_bpf_now(), window_ns) ||
+			  has_pending_interrupt((void *)vcpu);
+	facts.kernel = from_kernel && was_in_guest_kernel((void *)vcpu);
+	return target_rank(&facts);
 }
 
 /* The best of the siblings that wait in queue @queue_id. */
 __noinline int rank_siblings(u32 queue_id, s32 cpu, s32 offered_pid,
 			     bool from_kernel, struct choice *choice)
 {
-	u64 now = scx_bpf_now(), window_ns;
 	struct queue *q = lookup_queue(queue_id);
 	struct task_struct *p;
 	struct group *g;
+	u64 window_ns;
 	u32 seen = 0;
 
 	if (!choice || !q)
@@ -116,20 +129,17 @@ __noinline int rank_siblings(u32 queue_id, s32 cpu, s32 offered_pid,
 	window_ns = g->ipi_window_ns;
 	bpf_for_each(scx_dsq, p, queue_id, 0) {
 		struct task_ctx *tc = lookup_task_may_fail(p);
-		struct target_facts facts = {};
-		enum target_rank rank;
+		bool offered = p->pid == offered_pid;
+		u32 rank;
 
 		if (++seen > MAX_RANKED)
 			break;
 		if (!tc || !tc->is_vcpu ||
 		    !bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
 			continue;
-		facts.interrupt = has_open_ipi(tc, now, window_ns) ||
-				  has_pending_interrupt(p);
-		facts.kernel = from_kernel && was_in_guest_kernel(p);
-		facts.offered = p->pid == offered_pid;
-		rank = target_rank(&facts);
-		if (target_replaces(rank, facts.offered, choice->rank)) {
+		rank = rank_of_ready(tc, (u64)vcpu_of(p), window_ns,
+				     from_kernel, offered);
+		if (target_replaces(rank, offered, choice->rank)) {
 			choice->pid = p->pid;
 			choice->queue = queue_id;
 			choice->rank = rank;
@@ -138,50 +148,63 @@ __noinline int rank_siblings(u32 queue_id, s32 cpu, s32 offered_pid,
 	return 0;
 }
 
+/* Who should run in the place of @giver, thread @pid, on @cpu: @choice holds
+ * KVM's candidate, or nobody, and is changed if somebody has a better reason.
+ * Siblings are compared only if @ranked. */
+static void choose_sibling(struct task_ctx *giver, s32 pid, s32 cpu,
+			   bool ranked, struct choice *choice)
+{
+	s32 offered_pid = choice->pid;
+
+	if (is_on(MECH_IPI))
+		follow_chain(pid, cpu, choice);
+	if (ranked && choice->rank != TARGET_RECEIVER)
+		rank_siblings(giver->queue_cached, cpu, offered_pid,
+			      giver->spins_in_kernel, choice);
+}
+
 /* ---- owing and serving ---- */
 
 /* Has the task left the queue in which it was offered? */
 static bool runs_elsewhere(s32 pid, u32 queue_id)
 {
-	struct task_struct *p = bpf_task_from_pid(pid);
-	struct task_ctx *tc;
-	bool left = true;
+	struct task_ctx *tc = lookup_thread_may_fail(pid);
 
-	if (!p)
-		return true;
-	tc = lookup_task_may_fail(p);
-	if (tc)
-		left = tc->queue != queue_id;
-	bpf_task_release(p);
-	return left;
+	return !tc || tc->queue != queue_id;
 }
 
-/* An accepted yield has come to an end: count it. */
-static void end_yield(struct cpu_state *c, bool served)
+/* The yield that @cpu owed has come to an end: count it. */
+__noinline int end_yield(s32 cpu, bool served)
 {
-	struct group *g = lookup_group(c->yield_group);
-	s32 pid = c->yield_pid;
+	struct cpu_state *c = lookup_cpu(cpu);
+	struct group *g;
+	s32 pid;
 
+	if (!c)
+		return 0;
+	g = lookup_group(c->yield_group);
+	pid = c->yield_pid;
 	c->yield_pid = 0;
 	if (!g)
-		return;
+		return 0;
 	if (served)
 		count(&g->info.stats.yields_served);
 	else if (runs_elsewhere(pid, c->yield_queue))
 		count_miss(g, YIELD_MISS_ELSEWHERE);
 	else
 		count_miss(g, YIELD_MISS_LOST);
+	return 0;
 }
 
-/* @c owes @choice to the VM of @giver, which runs there. */
-static void owe_yield(struct cpu_state *c, struct task_ctx *giver,
+/* @cpu owes @choice to the VM of @giver, which runs there. */
+static void owe_yield(struct cpu_state *c, s32 cpu, struct task_ctx *giver,
 		      const struct choice *choice)
 {
 	u64 now = scx_bpf_now();
 
 	/* One is owed at a time. */
 	if (c->yield_pid)
-		end_yield(c, false);
+		end_yield(cpu, false);
 	c->yield_slice_ns = loan_slice(now, c->slice_until_ns, slice_ns);
 	c->yield_queue = choice->queue;
 	c->yield_group = giver->group;
@@ -191,24 +214,27 @@ static void owe_yield(struct cpu_state *c, struct task_ctx *giver,
 	c->yield_pid = choice->pid;
 }
 
-/* Is a yield to be served when group @id has a turn on @c? */
-static bool owes_yield(struct cpu_state *c, u32 id, u64 now)
+/* Is a yield to be served when group @id has a turn on @cpu? */
+static bool owes_yield(struct cpu_state *c, s32 cpu, u32 id, u64 now)
 {
 	if (!c->yield_pid || c->yield_group != id)
 		return false;
 	if (vtime_before(now, c->yield_until_ns))
 		return true;
-	end_yield(c, false);
+	end_yield(cpu, false);
 	return false;
 }
 
-/* Run the target of the last accepted yield for @slice, if it still waits. */
-static bool serve_yield(struct cpu_state *c, s32 cpu, u64 slice)
+/* Run the target of the yield that @cpu owes for @slice, if it still waits. */
+__noinline int serve_yield(s32 cpu, u64 slice)
 {
+	struct cpu_state *c = lookup_cpu(cpu);
 	struct task_struct *p;
 	bool served = false;
 	u32 seen = 0;
 
+	if (!c)
+		return false;
 	bpf_for_each(scx_dsq, p, c->yield_queue, 0) {
 		if (p->pid != c->yield_pid) {
 			if (++seen >= MAX_SIBLINGS)
@@ -217,14 +243,10 @@ static bool serve_yield(struct cpu_state *c, s32 cpu, u64 slice)
 		}
 		if (!bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
 			break;
-		scx_bpf_dsq_move_set_slice(BPF_FOR_EACH_ITER, slice);
-		served = scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p, SCX_DSQ_LOCAL,
-					  0);
-		if (served)
-			leave_queue(p);
+		served = move_here(BPF_FOR_EACH_ITER, p, slice);
 		break;
 	}
-	end_yield(c, served);
+	end_yield(cpu, served);
 	return served;
 }
 
