@@ -63,6 +63,25 @@ static bool runnable_here(const struct task_struct *p)
 
 /* ---- waking and waiting ---- */
 
+/*
+ * Where @p, for which no CPU is idle, is to wait. All CPUs of its lane may take
+ * it, but only on this one KVM sees that somebody waits, and does not poll when
+ * the guest halts. A sibling that wakes another often halts next.
+ */
+static s32 waiting_place(struct task_struct *p, struct task_ctx *tc,
+			 s32 prev_cpu)
+{
+	struct task_ctx *waker = current_ctx();
+	s32 cpu = bpf_get_smp_processor_id();
+
+	if (!tc || !tc->is_vcpu || !waker || waker->group != tc->group ||
+	    cpu_domain[cpu & (MAX_CPUS - 1)] !=
+		    cpu_domain[prev_cpu & (MAX_CPUS - 1)] ||
+	    !bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+		return prev_cpu;
+	return cpu;
+}
+
 s32 BPF_STRUCT_OPS(cohort_select_cpu, struct task_struct *p, s32 prev_cpu,
 		   u64 wake_flags)
 {
@@ -74,7 +93,7 @@ s32 BPF_STRUCT_OPS(cohort_select_cpu, struct task_struct *p, s32 prev_cpu,
 		wake_flags &= ~(u64)SCX_WAKE_SYNC;
 	cpu = scx_bpf_select_cpu_and(p, prev_cpu, wake_flags, p->cpus_ptr, 0);
 	if (cpu < 0)
-		return prev_cpu;
+		return waiting_place(p, tc, prev_cpu);
 	if (tc && !throttled_by(tc->group))
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, turn_ns(), 0);
 	return cpu;

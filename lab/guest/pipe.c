@@ -1,8 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * Pairs of threads pass one byte back and forth through two pipes; each does half of an operation's work
- * before it answers. One of a pair always sleeps: the load is halts, wake-ups and the IPIs between them. A
- * second CPU brings no gain by construction. A single or odd last thread passes the byte to itself.
+ * before it answers. One of a pair always sleeps: the load is halts, wake-ups and the IPIs between them, and
+ * a second CPU brings no gain by construction. The two are pinned to different vCPUs: a guest's scheduler
+ * sometimes keeps both on one for seconds, and then there is no such load. A single or odd last thread passes
+ * the byte to itself.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
