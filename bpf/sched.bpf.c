@@ -101,13 +101,12 @@ s32 BPF_STRUCT_OPS(cohort_select_cpu, struct task_struct *p, s32 prev_cpu,
 
 /* May woken @p take the CPU it last ran on? */
 static void preempt_if_due(struct task_ctx *tc, struct group *g, u64 vtime,
-			   s32 cpu)
+			   struct cpu_state *c, s32 cpu)
 {
-	struct cpu_state *c = lookup_cpu(cpu);
 	struct group *running;
 	u64 margin;
 
-	if (!c || !c->group || c->group == tc->group)
+	if (!c->group || c->group == tc->group)
 		return;
 	running = lookup_group(c->group);
 	if (!running)
@@ -165,7 +164,9 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 				   enq_flags | SCX_ENQ_PREEMPT);
 		return;
 	}
-	find_group(p, tc);
+	/* Of a woken one, ops.runnable() has just done it. */
+	if (!(enq_flags & SCX_ENQ_WAKEUP))
+		find_group(p, tc);
 	if (!tc->ready_at_ns)
 		tc->ready_at_ns = now;
 	if (give_to_idle(p, tc, enq_flags))
@@ -188,8 +189,12 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 	/* A CPU may have gone idle since: see cohort_update_idle(). */
 	lane_kick_idle(lane_id);
 
-	if (enq_flags & SCX_ENQ_WAKEUP)
-		preempt_if_due(tc, g, vtime, cpu);
+	if (!(enq_flags & SCX_ENQ_WAKEUP))
+		return;
+	if (is_vm(g) && c->group == tc->group)
+		name_heir(c, p->pid, queue_id);
+	else
+		preempt_if_due(tc, g, vtime, c, cpu);
 }
 
 void BPF_STRUCT_OPS(cohort_dequeue, struct task_struct *p, u64 deq_flags)
@@ -472,8 +477,10 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		if (tc)
 			charge(prev, tc, c, now);
 	}
+	if (!tc && c->heir_pid && serve_heir(c, cpu, now))
+		return;
 	if (tc && owes_yield(c, cpu, tc->group, now) && c->yield_slice_ns &&
-	    serve_yield(cpu, c->yield_slice_ns))
+	    serve_yield(c, cpu, c->yield_slice_ns))
 		return;
 	if (c->nr_dispatches % STEAL_EACH == 0 && steal(c, cpu))
 		return;
@@ -485,7 +492,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		if (tc && goes_on(prev, tc, &front)) {
 			favour(c, tc->group, front.key, now);
 			if (owes_yield(c, cpu, tc->group, now) &&
-			    serve_yield(cpu, turn_ns()))
+			    serve_yield(c, cpu, turn_ns()))
 				return;
 			extend(c, prev, now);
 			return;
@@ -495,7 +502,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		favour(c, front.group, front.key, now);
 		q->served_key = front.key;
 		if (owes_yield(c, cpu, front.group, now) &&
-		    serve_yield(cpu, turn_ns()))
+		    serve_yield(c, cpu, turn_ns()))
 			return;
 		if (take_from(front.queue, cpu))
 			return;

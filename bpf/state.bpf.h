@@ -101,6 +101,11 @@ struct cpu_state {
 
 	u64 slice_until_ns; /* end of the running task's slice */
 
+	/* The sibling that the running vCPU, or a thread of its VM, woke last:
+	 * it goes on with the VM's turn if the running one sleeps. */
+	s32 heir_pid; /* 0: none */
+	u32 heir_queue; /* in which it waits */
+
 	/* The accepted yield that is owed to a VM on this CPU. */
 	s32 yield_pid; /* its target, 0: none */
 	u32 yield_queue; /* in which the target waits */

@@ -1,9 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Who runs in a waiting vCPU's place: choosing the sibling, remembering it on
- * the CPU, running it at the next dispatch. A yield is owed to its VM on the
- * CPU where it was given, and costs nobody else anything. Not here: how the
- * reasons are ranked (policy/target.h), how interrupts are seen
+ * Who runs in a vCPU's place when that waits or sleeps before its turn is over:
+ * choosing the sibling, remembering it on the CPU, running it at the next
+ * dispatch. A turn is its VM's: handing it on costs nobody else anything. Not
+ * here: how the reasons are ranked (policy/target.h), how interrupts are seen
  * (observe.bpf.h).
  */
 #ifndef COHORT_YIELD_BPF_H
@@ -225,29 +225,57 @@ static bool owes_yield(struct cpu_state *c, s32 cpu, u32 id, u64 now)
 	return false;
 }
 
-/* Run the target of the yield that @cpu owes for @slice, if it still waits. */
-__noinline int serve_yield(s32 cpu, u64 slice)
+/* Run thread @pid on @cpu for @slice, if it still waits in queue @queue_id. */
+__noinline int run_waiting(u32 queue_id, s32 pid, s32 cpu, u64 slice)
 {
-	struct cpu_state *c = lookup_cpu(cpu);
 	struct task_struct *p;
-	bool served = false;
+	bool moved = false;
 	u32 seen = 0;
 
-	if (!c)
-		return false;
-	bpf_for_each(scx_dsq, p, c->yield_queue, 0) {
-		if (p->pid != c->yield_pid) {
+	bpf_for_each(scx_dsq, p, queue_id, 0) {
+		if (p->pid != pid) {
 			if (++seen >= MAX_SIBLINGS)
 				break;
 			continue;
 		}
-		if (!bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
-			break;
-		served = move_here(BPF_FOR_EACH_ITER, p, slice);
+		if (bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+			moved = move_here(BPF_FOR_EACH_ITER, p, slice);
 		break;
 	}
+	return moved;
+}
+
+/* Run the target of the yield that @c, of @cpu, owes, for @slice. */
+static bool serve_yield(struct cpu_state *c, s32 cpu, u64 slice)
+{
+	bool served = run_waiting(c->yield_queue, c->yield_pid, cpu, slice);
+
 	end_yield(cpu, served);
 	return served;
+}
+
+/* ---- the turn of one that sleeps ---- */
+
+/* Thread @pid was woken while a sibling runs on @c. */
+static void name_heir(struct cpu_state *c, s32 pid, u32 queue_id)
+{
+	c->heir_pid = pid;
+	c->heir_queue = queue_id;
+}
+
+/* The task that ran on @c, of @cpu, sleeps: its heir runs until the turn ends. */
+static bool serve_heir(struct cpu_state *c, s32 cpu, u64 now)
+{
+	u64 left_ns = loan_slice(now, c->slice_until_ns, slice_ns);
+	s32 pid = c->heir_pid;
+	struct queue *q;
+
+	c->heir_pid = 0;
+	q = lookup_queue(c->heir_queue);
+	if (!q || q->group != c->prev_group || !left_ns ||
+	    runs_elsewhere(pid, c->heir_queue) || throttled_by(q->group))
+		return false;
+	return run_waiting(c->heir_queue, pid, cpu, left_ns);
 }
 
 #endif /* COHORT_YIELD_BPF_H */
