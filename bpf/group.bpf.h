@@ -261,17 +261,21 @@ static void set_cap(u32 id, u64 period_us, u64 quota_us, u64 burst_us)
 
 /* ---- what running costs ---- */
 
-/* @p, of which all is known in @tc, ran on @c until @now. */
+/*
+ * @p, of which all is known in @tc, ran on @c. What it used is what the kernel
+ * counts, and shows in cpu.stat: switches take time too, which clock readings of
+ * this program's own leave to nobody, and interrupts are not the task's.
+ */
 static void charge(struct task_struct *p, struct task_ctx *tc,
 		   struct cpu_state *c, u64 now)
 {
 	struct group *g = lookup_group(tc->group);
-	u64 used_ns = now - tc->charged_at_ns;
+	u64 used_ns = p->se.sum_exec_runtime - tc->charged_ns;
 	u64 cost;
 
 	if (!g || (s64)used_ns <= 0)
 		return;
-	tc->charged_at_ns = now;
+	tc->charged_ns += used_ns;
 	tc->vtime += fair_task_charge(used_ns, p->scx.weight);
 	cost = fair_charge(used_ns, group_share(g, now));
 	cost = fair_cost(g->vtime, c->present, cost, c->contested);

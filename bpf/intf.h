@@ -32,7 +32,8 @@ enum mechanism {
 	MECH_RANK = 3, /* KVM's candidate gives way to a better one */
 	MECH_RELAXED = 4, /* somebody is found where KVM finds nobody */
 	MECH_ADAPTIVE_WINDOW = 5, /* an IPI's window follows the VM's answers */
-	NR_MECH = 6,
+	MECH_HEIR = 6, /* who sleeps leaves its turn to the sibling it woke */
+	NR_MECH = 7,
 };
 
 enum group_kind {

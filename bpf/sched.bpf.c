@@ -191,7 +191,7 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 
 	if (!(enq_flags & SCX_ENQ_WAKEUP))
 		return;
-	if (is_vm(g) && c->group == tc->group)
+	if (is_vm(g) && c->group == tc->group && is_on(MECH_HEIR))
 		name_heir(c, p->pid, queue_id);
 	else
 		preempt_if_due(tc, g, vtime, c, cpu);
@@ -657,7 +657,8 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 		return;
 	account_wait(p, tc, g, c, cpu, now);
 	answer_begins(tc, g, now);
-	tc->charged_at_ns = tc->run_at_ns = now;
+	tc->run_at_ns = now;
+	tc->charged_ns = p->se.sum_exec_runtime;
 	c->slice_until_ns = now + p->scx.slice;
 	tc->last_cpu = cpu;
 	if (vtime_before(g->task_vtime_now, tc->vtime))

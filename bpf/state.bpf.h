@@ -180,7 +180,7 @@ struct task_ctx {
 	u64 parked_mark_ns; /* its queue's parked_sum_ns when it joined that */
 	u64 throttled_ns; /* of its present waiting, in parked queues */
 	u64 ready_at_ns; /* when it began to wait, 0: it does not */
-	u64 charged_at_ns; /* up to when its running was charged */
+	u64 charged_ns; /* of its CPU time, as the kernel counts that */
 	u64 run_at_ns; /* when it started running */
 
 	/* As a sender. Written in its own thread. */

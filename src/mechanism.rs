@@ -23,6 +23,8 @@ pub enum Mechanism {
     Relaxed,
     /// How long an IPI is waited for follows the VM's own answers; without, 50 ms
     AdaptiveWindow,
+    /// The turn of a vCPU that sleeps goes to the sibling that it woke
+    Heir,
 }
 
 impl Mechanism {
@@ -34,6 +36,7 @@ impl Mechanism {
             Self::Rank => intf::mechanism_MECH_RANK,
             Self::Relaxed => intf::mechanism_MECH_RELAXED,
             Self::AdaptiveWindow => intf::mechanism_MECH_ADAPTIVE_WINDOW,
+            Self::Heir => intf::mechanism_MECH_HEIR,
         };
         1 << number
     }

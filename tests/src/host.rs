@@ -24,7 +24,12 @@ pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// `cohort run`, with a watchdog that bites early.
 pub fn start_cohort() -> Result<RunningScheduler> {
-    Scheduler::cohort(&["--timeout-ms", WATCHDOG_MS])
+    start_cohort_with(&[])
+}
+
+/// The same with further options.
+pub fn start_cohort_with(options: &[&str]) -> Result<RunningScheduler> {
+    Scheduler::cohort(&[&["--timeout-ms", WATCHDOG_MS], options].concat())
         .start()?
         .context("cohort is a program, so there is one to stop")
 }

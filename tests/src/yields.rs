@@ -10,7 +10,9 @@ use cohort_lab::inside::scheduler::Scheduler;
 use cohort_micro::{Quantity, Spec};
 
 use crate::Test;
-use crate::host::{Guest, busy, lab, shares, start_cohort, stop_cohort, vm_stats};
+use crate::host::{
+    Guest, busy, lab, shares, start_cohort, start_cohort_with, stop_cohort, vm_stats,
+};
 
 pub const TESTS: &[Test] = &[
     (
@@ -24,6 +26,10 @@ pub const TESTS: &[Test] = &[
     (
         "who_waits_for_an_ipi_gives_way_to_who_must_answer_it",
         receiver_runs_soon,
+    ),
+    (
+        "the_turn_of_a_vcpu_that_sleeps_goes_to_the_sibling_it_woke",
+        heir_goes_on,
     ),
     (
         "no_other_scheduler_has_counted_a_yield_for_it",
@@ -135,6 +141,44 @@ fn receiver_runs_soon() -> Result<()> {
     ensure!(
         within_a_slice as f64 > 0.9 * all as f64,
         "of {all} IPIs to a waiting vCPU only {within_a_slice} made it run within 4 ms"
+    );
+    Ok(())
+}
+
+/// Two vCPUs wake each other and sleep; two VMs compete. Whoever is woken is to run as soon as its waker sleeps, and not
+/// when the VM's next turn comes; and the VM gets its share all the same, and no more.
+fn heir_goes_on() -> Result<()> {
+    let spec = Spec::new("pair")
+        .vcpu("loop: compute 200us; ipi 1 0x41; halt")
+        .vcpu("loop: halt; compute 200us; ipi 0 0x41");
+    let pair = Guest::start(&spec)?;
+    let others = [Guest::busy("busy0", 2)?, Guest::busy("busy1", 2)?];
+    let run = |arguments: &[&str]| -> Result<f64> {
+        let cohort = start_cohort_with(arguments)?;
+        let (shares, _) = shares(&[&pair, &others[0], &others[1]], WINDOW)?;
+        let vm = vm_stats(pair.micro.pid() as u32)?;
+        stop_cohort(cohort)?;
+        let at_once: u64 = vm.ipi_to_run[..=9].iter().sum();
+        let all: u64 = vm.ipi_to_run.iter().sum();
+        println!(
+            "    {arguments:?}: of {all} that were woken {at_once} ran within 512 us; by powers of two of us {:?}",
+            vm.ipi_to_run
+        );
+        ensure!(
+            all > 100,
+            "only {all} IPIs woke somebody: nothing is proven"
+        );
+        ensure!(
+            (shares[0] - 1.0 / 3.0).abs() <= 0.01,
+            "a third of the VMs has {:.4} of the CPU time",
+            shares[0]
+        );
+        Ok(at_once as f64 / all as f64)
+    };
+    let (with, without) = (run(&[])?, run(&["--off", "heir"])?);
+    ensure!(
+        with > 0.95 && without < with,
+        "of those that were woken {with:.3} ran within 512 us, without the mechanism {without:.3}"
     );
     Ok(())
 }
