@@ -52,9 +52,24 @@ static s64 settle_activity(struct group *g)
 	return delta;
 }
 
+/* The average of @g's active weight until @now. CPUs that take it at the same
+ * time may count an interval twice, which is short then. */
+static u64 average_weight(struct group *g, u64 now)
+{
+	s64 sum = g->active_weight, elapsed_ns = now - g->averaged_at_ns;
+
+	if (elapsed_ns > 0) {
+		g->averaged_at_ns = now;
+		g->average_weight = fair_average(g->average_weight,
+						 sum > 0 ? sum : 0, elapsed_ns);
+	}
+	return g->average_weight / WEIGHT_SCALE;
+}
+
 /* Add @delta to the active weight of group @id, and tell those above. */
 __noinline int add_active_weight(u32 id, s64 delta)
 {
+	u64 now_ns = scx_bpf_now();
 	u32 level;
 
 	bpf_for(level, 0, MAX_CGROUP_DEPTH) {
@@ -66,6 +81,7 @@ __noinline int add_active_weight(u32 id, s64 delta)
 		g = lookup_group(id);
 		if (!g)
 			break;
+		average_weight(g, now_ns);
 		now = __sync_fetch_and_add(&g->active_weight, delta) + delta;
 		if (now > 0 && now != delta)
 			break; /* it was active and stays so */
@@ -100,7 +116,7 @@ static u64 group_share(struct group *g, u64 now)
 	if (now - g->share_at_ns < SHARE_FRESH_NS && g->share)
 		return g->share;
 
-	share = fair_child_share(share, WEIGHT_DEFAULT, g->active_weight);
+	share = fair_child_share(share, WEIGHT_DEFAULT, average_weight(g, now));
 	bpf_for(level, 0, MAX_CGROUP_DEPTH) {
 		struct group *parent;
 
@@ -110,7 +126,7 @@ static u64 group_share(struct group *g, u64 now)
 		if (!parent)
 			break;
 		share = fair_child_share(share, child->info.weight,
-					 parent->active_weight);
+					 average_weight(parent, now));
 		child = parent;
 	}
 	g->share = share;
@@ -329,6 +345,8 @@ static u32 make_group(u32 kind, u32 parent, u32 weight)
 	g->nr_runnable = 0;
 	g->nr_running = 0;
 	g->active_weight = 0;
+	g->average_weight = 0;
+	g->averaged_at_ns = scx_bpf_now();
 	g->active = 0;
 	g->contributed = 0;
 	g->share = 0;

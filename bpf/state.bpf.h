@@ -131,6 +131,8 @@ struct group {
 	u32 nr_runnable; /* own tasks, running ones included; atomic */
 	u32 nr_running; /* own tasks on a CPU; atomic */
 	s64 active_weight; /* active children, and own tasks if any; atomic */
+	u64 average_weight; /* of active_weight, times WEIGHT_SCALE */
+	u64 averaged_at_ns; /* up to when */
 	u32 active; /* counted in the parent; under lock */
 	u32 contributed; /* with this weight; under lock */
 	u64 share; /* of SHARE_ONE, as of share_at_ns */

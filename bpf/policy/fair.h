@@ -23,12 +23,32 @@ enum fair_consts {
 	PATIENCE_SLICES = 8, /* asked of tasks bound to the wrong CPU */
 	CAP_DEBT_NS = 1000000000, /* the longest a cap makes up for */
 	WEIGHT_DEFAULT = 100, /* of a cgroup, and of a VM or the tasks in one */
+	WEIGHT_SCALE = 1024, /* of averages of weights */
+	WEIGHT_TIME_NS = 32000000, /* over which they are taken */
 };
 
 /* True if virtual time @a lies before @b; right across a wrap. */
 static inline bool vtime_before(u64 a, u64 b)
 {
 	return (s64)(a - b) < 0;
+}
+
+/*
+ * The average (times WEIGHT_SCALE) of a sum of active weights that has been @sum
+ * for the last @elapsed_ns. Shares follow averages: by the sum of the moment,
+ * whoever is charged while a task of another group runs for a millisecond would
+ * pay for all it used since it was charged last as if that had run all the time.
+ */
+static inline u64 fair_average(u64 average, u64 sum, u64 elapsed_ns)
+{
+	u64 target = sum * WEIGHT_SCALE;
+
+	if (elapsed_ns >= WEIGHT_TIME_NS)
+		return target;
+	if (target > average)
+		return average +
+		       (target - average) * elapsed_ns / WEIGHT_TIME_NS;
+	return average - (average - target) * elapsed_ns / WEIGHT_TIME_NS;
 }
 
 /*

@@ -52,6 +52,21 @@ fn a_group_that_is_not_counted_yet_reads_its_sum_as_if_it_were() {
     assert_eq!(child(ONE, 200, 100), ONE);
 }
 
+fn average_of(average: u64, sum: u64, elapsed_ns: u64) -> u64 {
+    unsafe { fair_average(average, sum, elapsed_ns) }
+}
+
+#[test]
+fn a_short_task_hardly_moves_the_average_and_a_long_one_does() {
+    let two = 200 * WEIGHT_SCALE as u64;
+    let after_1_ms = average_of(two, 300, MS);
+    assert!(after_1_ms > two && after_1_ms < 204 * WEIGHT_SCALE as u64);
+    assert_eq!(
+        average_of(two, 300, WEIGHT_TIME_NS as u64),
+        300 * WEIGHT_SCALE as u64
+    );
+}
+
 #[test]
 fn a_cap_keeps_what_was_overdrawn_and_drops_what_was_not_used() {
     assert_eq!(refill(-3, 50, 0), 47);
@@ -101,6 +116,19 @@ fn serve(weights: &[u64], slices: usize) -> Vec<u64> {
 }
 
 proptest! {
+    #[test]
+    fn an_average_moves_towards_the_sum_and_not_beyond(
+        average in 0u64..1 << 34, sum in 0u64..1 << 24, elapsed_ns in 0u64..100 * MS
+    ) {
+        let target = sum * WEIGHT_SCALE as u64;
+        let moved = average_of(average, sum, elapsed_ns);
+        prop_assert!((average.min(target)..=average.max(target)).contains(&moved));
+        prop_assert!(moved.abs_diff(target) <= average.abs_diff(target));
+        if elapsed_ns >= WEIGHT_TIME_NS as u64 {
+            prop_assert_eq!(moved, target);
+        }
+    }
+
     /// Always-ready groups get CPU time in the ratio of their weights, to within a slice each.
     #[test]
     fn time_follows_weight(weights in prop::collection::vec(1u64..=10_000, 2..8)) {
