@@ -5,9 +5,10 @@ SHELL := /bin/bash
 CARGO ?= cargo
 LAB := target/release/lab
 CASE ?= spin2
+MINUTES ?= 30
 C_FILES := $(wildcard bpf/*.c bpf/*.h bpf/policy/*.h lab/guest/*.c lab/guest/*.h)
 
-.PHONY: help setup build test check demo bench calibrate install clean
+.PHONY: help setup build test soak check demo bench calibrate install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -21,6 +22,9 @@ build: setup ## the program, the lab and the tests
 test: build ## unit tests here, then everything that needs a KVM host, in the lab
 	@tests/run
 
+soak: build ## MINUTES=30: VMs come and go all the time, nothing may grow; in the lab
+	$(LAB) boot --timeout-s $$((60 * $(MINUTES) + 600)) -- sh -c "COHORT_SOAK_MINUTES=$(MINUTES) cohort-tests soak"
+
 check: setup ## formatting and lints
 	$(CARGO) fmt --all --check
 	clang-format-19 --dry-run --Werror $(C_FILES)
@@ -32,10 +36,14 @@ demo: build ## two VMs on two CPUs, stock and Cohort in turns, live; in the lab
 # Real workloads need the guests' image, and longer windows because their operations are longer.
 REAL := $(filter redis% dbench% vips% restic%,$(CASE))
 
-bench: build ## CASE=spin2 (or tlb, pipe, barrier, busy, redis, dbench, vips, restic): throughput against the stock scheduler; in the lab
+# What the observer costs: the stock scheduler with it and without.
+OBSERVED := tlb2 spin2 pipe2 busy2 --scheduler watched --window-ms 500
+
+bench: build ## CASE=spin2 (or tlb, pipe, barrier, busy, redis, dbench, vips, restic; observer): throughput against the stock scheduler; in the lab
 	@run=out/bench-$(CASE)-$$(date +%Y%m%dT%H%M%S); mkdir -p out; \
-	$(LAB) boot --dilation 20 $(if $(REAL),--timeout-s 3000 --guest-image,--timeout-s 1500) --out $$run \
-		-- lab inside bench $(CASE) $(if $(REAL),--window-ms 3000); status=$$?; \
+	$(LAB) boot --dilation 20 $(if $(REAL),--timeout-s 3000 --guest-image,--timeout-s 2400) --out $$run \
+		-- lab inside bench $(if $(filter observer,$(CASE)),$(OBSERVED),$(CASE) $(if $(REAL),--window-ms 3000)); \
+	status=$$?; \
 	cat $$run/results.jsonl >> out/results.jsonl && echo "all results so far: $(LAB) inside report out/results.jsonl"; \
 	exit $$status
 

@@ -293,6 +293,8 @@ static void charge(struct task_struct *p, struct task_ctx *tc,
 		return;
 	tc->charged_ns += used_ns;
 	tc->vtime += fair_task_charge(used_ns, p->scx.weight);
+	__sync_fetch_and_add(&g->charged_sum_ns, now - tc->charged_at_ns);
+	tc->charged_at_ns = now;
 	cost = fair_charge(used_ns, group_share(g, now));
 	cost = fair_cost(g->vtime, c->present, cost, c->contested);
 	__sync_fetch_and_add(&g->vtime, cost);
@@ -300,6 +302,24 @@ static void charge(struct task_struct *p, struct task_ctx *tc,
 	if (tc->is_vcpu)
 		__sync_fetch_and_add(&g->info.stats.vcpu_run_ns, used_ns);
 	spend_caps(tc->group, used_ns);
+}
+
+/*
+ * Where @g will stand when its running tasks have been charged for what they have
+ * used by @now. At the end of a turn the CPUs come to choose one after the
+ * other, and what the others have not charged yet is as much as a turn.
+ */
+static u64 group_vtime(struct group *g, u64 now)
+{
+	u32 running = g->nr_running;
+	u64 uncharged_ns = running * now - g->charged_sum_ns;
+
+	if (!running)
+		return g->vtime;
+	/* One that starts or stops right now may be in one of the two only. */
+	if (uncharged_ns > running * slice_ns)
+		uncharged_ns = running * slice_ns;
+	return g->vtime + fair_charge(uncharged_ns, group_share(g, now));
 }
 
 /*
@@ -331,7 +351,7 @@ static u32 make_group(u32 kind, u32 parent, u32 weight)
 	struct group *g;
 	u32 id;
 
-	if (bpf_map_pop_elem(&free_groups, &id))
+	if (!take_number(&free_groups, &host_stats.groups_used, &id))
 		return 0;
 	g = lookup_group(id);
 	if (!g)
@@ -344,9 +364,14 @@ static u32 make_group(u32 kind, u32 parent, u32 weight)
 	g->task_vtime_now = 0;
 	g->nr_runnable = 0;
 	g->nr_running = 0;
+	g->charged_sum_ns = 0;
+	g->sync_score = 0;
+	g->sync_events = 0;
+	g->sync_run_ns = 0;
+	g->window_turn = 0;
 	g->active_weight = 0;
 	g->average_weight = 0;
-	g->averaged_at_ns = scx_bpf_now();
+	g->averaged_at_ns = g->info.created_ns;
 	g->active = 0;
 	g->contributed = 0;
 	g->share = 0;
@@ -370,7 +395,7 @@ static void free_group(u32 id)
 	set_cap(id, 0, ~0ULL, 0);
 	free_queues_of(g);
 	g->info.kind = GROUP_FREE;
-	bpf_map_push_elem(&free_groups, &id, BPF_EXIST);
+	give_number(&free_groups, &host_stats.groups_used, id);
 }
 
 /* Count @p (+1) into, or (-1) out of, its cgroup's group and all above. */

@@ -20,8 +20,11 @@ typedef long long s64;
 enum cohort_limits {
 	MAX_CPUS = 1024,
 	MAX_DOMAINS = 256,
+	MAX_NODES = 64, /* NUMA */
 	NR_BUCKETS = 24, /* of a histogram; the last one has no upper end */
 	MAX_GROUPS = 4096, /* VMs and cgroups together */
+	MAX_QUEUES = 8192, /* (group, lane) pairs that held tasks */
+	MAX_SUBSETS = 512, /* lanes made for cpusets and affinities */
 };
 
 /* What can be switched while running: bits of a mask, on or off. */
@@ -33,7 +36,12 @@ enum mechanism {
 	MECH_RELAXED = 4, /* somebody is found where KVM finds nobody */
 	MECH_ADAPTIVE_WINDOW = 5, /* an IPI's window follows the VM's answers */
 	MECH_HEIR = 6, /* who sleeps leaves its turn to the sibling it woke */
-	NR_MECH = 7,
+	MECH_PENALTY = 7, /* a yielder waits longer (the debooster) */
+	MECH_CREDIT = 8, /* a yield's target comes earlier the next time */
+	MECH_GRACE = 9, /* who is in guest kernel mode waits less */
+	MECH_RESUME = 10, /* a turn that is interrupted goes on */
+	MECH_COHORTS = 11, /* a VM's vCPUs run in the same turns */
+	NR_MECH = 12,
 };
 
 enum group_kind {
@@ -81,6 +89,10 @@ struct group_stats {
 	u64 migrations; /* started on another CPU than it last ran on */
 	u64 stacked_ns; /* ready behind a sibling on one CPU although another
 			   CPU of its lane ran no sibling */
+	u64 windows; /* turns in which its vCPUs were to run together */
+	u64 windows_partial; /* of which not all vCPUs ran that could */
+	u64 window_skew[NR_BUCKETS]; /* of the others, from the window's begin
+					until the last one ran; buckets as above */
 };
 
 /* What Rust reads of a group: the head of the BPF side's struct group. */
@@ -95,16 +107,93 @@ struct cohort_group {
 	u64 period_us;
 	u32 nr_tasks; /* CGROUP: tasks below it; VM: its threads */
 	u32 nr_vcpus; /* VM: threads seen running a vCPU */
+	u32 is_cohort; /* VM: its vCPUs wait for each other */
+	u32 sync_rate; /* VM: signs of that per second of its CPU time */
 	u64 created_ns; /* clock of scx_bpf_now() */
 	struct group_stats stats;
 };
 
-/* Events of the whole scheduler that must stay rare; written by BPF. */
+/* Of the whole scheduler; written by BPF. */
 struct host_stats {
+	/* In use now, of MAX_GROUPS, MAX_QUEUES and MAX_SUBSETS. */
+	u64 groups_used;
+	u64 queues_used;
+	u64 lanes_used;
+	/* Events that must stay rare. */
 	u64 queue_exhausted; /* no queue was free: the global DSQ was used */
 	u64 group_exhausted; /* no group was free: the root group was used */
 	u64 lane_exhausted; /* no lane was free: one CPU's lane was used */
 	u64 stolen; /* tasks taken from another domain */
+};
+
+/* ---- the observer ---- */
+
+/* What a vCPU does, as its host sees it. */
+enum vcpu_phase {
+	PHASE_UNKNOWN = 0, /* it has not been seen to run yet */
+	PHASE_RUNS = 1,
+	PHASE_READY = 2, /* runnable, and waits for a CPU */
+	PHASE_LIMITED = 3, /* runnable, and a cap stops it */
+	PHASE_HALTED = 4, /* the guest has nothing to do on it */
+	PHASE_AWAY = 5, /* its thread sleeps outside of the guest: in the VMM */
+	NR_PHASES = 6,
+};
+
+/* One vCPU since the observer knows it. Written by BPF. */
+struct vcpu_counters {
+	u64 kvm; /* address of its struct kvm, an opaque identity */
+	u32 tgid; /* the process that owns the VM */
+	u32 vcpu_id; /* its number in the VM */
+	s32 tid; /* its thread */
+	u32 phase; /* enum vcpu_phase */
+	s32 last_cpu; /* it ran on, -1: none */
+	u32 pad;
+	u64 read_ns; /* when these counters were read, CLOCK_MONOTONIC */
+	u64 since_ns; /* when the phase began, CLOCK_MONOTONIC */
+	u64 phase_ns[NR_PHASES]; /* in each, up to since_ns */
+	u64 poll_ns; /* of its running: KVM polled for work after a halt */
+	u64 preempted_user; /* times, in guest user mode or outside */
+	u64 preempted_kernel; /* times, in guest kernel mode */
+	u64 wakeups; /* from halted or away to ready */
+	u64 migrations; /* started on another CPU than it last ran on */
+	u64 migrations_far; /* of which with another last-level cache */
+	u64 stacked_ns; /* ready behind a sibling on one CPU although fewer
+			   siblings ran than it may use CPUs */
+	u64 longest_ready_ns; /* the longest single wait */
+	u64 ready_us[NR_BUCKETS]; /* waits for a CPU: bucket i holds less than
+				     2^i us and, but for 0, at least 2^(i-1) us */
+	u64 spin_exits; /* it left the guest because it executes PAUSE */
+	u64 spin_ns; /* of its running: KVM looked whom to run instead */
+	u64 yields_offered; /* KVM offered a sibling in its place */
+	u64 yields_served; /* of which the sibling ran next */
+	u64 yields_not_ready; /* of the others: the sibling ran or slept */
+	u64 yields_refused; /* of the others: the scheduler declined */
+	u64 ipis; /* fixed IPIs from it to one sibling */
+	u64 ipis_answered; /* fixed IPIs to it whose end was seen */
+	u64 ipi_to_run[NR_BUCKETS]; /* IPIs to it while it was ready, and those
+				       that came while it ran and that it had not
+				       answered when it lost its CPU, until it
+				       ran; buckets as above */
+	u64 ipi_to_run_ns; /* the sum of these times */
+	u64 longest_ipi_ns; /* the longest of them */
+};
+
+enum taker_kind {
+	TAKER_CGROUP = 0, /* a task of this cgroup */
+	TAKER_VM = 1, /* a vCPU of the VM of this process */
+	TAKER_KERNEL = 2, /* a kernel thread */
+};
+
+/* Who ran in the place of whom. */
+struct taker_key {
+	u32 tgid; /* of the VM that lost the CPU */
+	u32 kind; /* enum taker_kind */
+	u64 id; /* cgroup id, process, 0 */
+};
+
+struct taker_stats {
+	u64 times; /* a vCPU was preempted by it */
+	u64 ready_ns; /* how long those vCPUs waited then */
 };
 
 #endif /* COHORT_INTF_H */

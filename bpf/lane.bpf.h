@@ -51,7 +51,7 @@ static void lane_put(u32 id)
 	if (!lane || __sync_sub_and_fetch(&lane->users, 1))
 		return;
 	lane_detach(id);
-	bpf_map_push_elem(&free_lanes, &id, BPF_EXIST);
+	give_number(&free_lanes, &host_stats.lanes_used, id);
 }
 
 /* Does lane @id hold exactly the CPUs of @cpus? */
@@ -94,7 +94,7 @@ static u32 make_lane(struct bpf_cpumask *cpus)
 	bool complete = true;
 	u32 id, cpu;
 
-	if (bpf_map_pop_elem(&free_lanes, &id)) {
+	if (!take_number(&free_lanes, &host_stats.lanes_used, &id)) {
 		bpf_cpumask_release(cpus);
 		return 0;
 	}
@@ -190,7 +190,7 @@ static void forget_lane(struct task_ctx *tc)
 /* The lane in which @p, whose CPU is @cpu, waits. */
 static u32 lane_for(struct task_struct *p, struct task_ctx *tc, s32 cpu)
 {
-	u32 domain_id = cpu_domain[cpu & (MAX_CPUS - 1)];
+	u32 domain_id = domain_of(cpu);
 
 	if (p->nr_cpus_allowed == 1 || is_migration_disabled(p))
 		return cpu;

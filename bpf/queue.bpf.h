@@ -28,6 +28,8 @@ struct front {
 	u32 queue; /* 0: none */
 	u32 group; /* its group */
 	u64 key; /* its key in its lane */
+	bool in_window; /* it is a cohort's, in its window */
+	bool contested; /* somebody waits, if not in this queue */
 };
 
 static bool node_less(struct bpf_rb_node *a, const struct bpf_rb_node *b)
@@ -69,7 +71,7 @@ static void queue_free(u32 id, struct queue *q)
 {
 	if (__sync_val_compare_and_swap(&q->state, QUEUE_IDLE, QUEUE_FREE) ==
 	    QUEUE_IDLE)
-		bpf_map_push_elem(&free_queues, &id, BPF_EXIST);
+		give_number(&free_queues, &host_stats.queues_used, id);
 }
 
 /*
@@ -225,7 +227,7 @@ static u32 make_queue(u32 group_id, u32 lane_id)
 	struct queue *q;
 	u32 id, i, *known;
 
-	if (bpf_map_pop_elem(&free_queues, &id))
+	if (!take_number(&free_queues, &host_stats.queues_used, &id))
 		return 0;
 	g = lookup_group(group_id);
 	q = lookup_queue(id);
@@ -233,7 +235,7 @@ static u32 make_queue(u32 group_id, u32 lane_id)
 		return 0;
 	node = bpf_obj_new(typeof(*node));
 	if (!node) {
-		bpf_map_push_elem(&free_queues, &id, BPF_EXIST);
+		give_number(&free_queues, &host_stats.queues_used, id);
 		return 0;
 	}
 	node = bpf_kptr_xchg(&q->node, node);

@@ -20,15 +20,20 @@
 #include <scx/compat.bpf.h>
 #include "intf.h"
 #include "policy/cohort.h"
+#include "policy/deboost.h"
 #include "policy/fair.h"
 #include "policy/ipi.h"
 #include "policy/target.h"
+#include "kvm.bpf.h"
+#include "signals.bpf.h"
 #include "state.bpf.h"
 #include "queue.bpf.h"
 #include "lane.bpf.h"
 #include "group.bpf.h"
+#include "window.bpf.h"
 #include "vcpu.bpf.h"
 #include "yield.bpf.h"
+#include "react.bpf.h"
 #include "observe.bpf.h"
 
 char _license[] SEC("license") = "GPL";
@@ -52,8 +57,10 @@ static bool is_per_cpu_kthread(const struct task_struct *p)
 /* How long a task that starts now may run. */
 static u64 turn_ns(void)
 {
-	return is_on(MECH_TURNS) ? turn_left(scx_bpf_now(), turns_ns, slice_ns)
-				 : slice_ns;
+	if (!is_on(MECH_TURNS))
+		return slice_ns;
+	count_effect(MECH_TURNS);
+	return turn_left(scx_bpf_now(), turns_ns, slice_ns);
 }
 
 static bool runnable_here(const struct task_struct *p)
@@ -75,8 +82,7 @@ static s32 waiting_place(struct task_struct *p, struct task_ctx *tc,
 	s32 cpu = bpf_get_smp_processor_id();
 
 	if (!tc || !tc->is_vcpu || !waker || waker->group != tc->group ||
-	    cpu_domain[cpu & (MAX_CPUS - 1)] !=
-		    cpu_domain[prev_cpu & (MAX_CPUS - 1)] ||
+	    domain_of(cpu) != domain_of(prev_cpu) ||
 	    !bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
 		return prev_cpu;
 	return cpu;
@@ -99,6 +105,17 @@ s32 BPF_STRUCT_OPS(cohort_select_cpu, struct task_struct *p, s32 prev_cpu,
 	return cpu;
 }
 
+/* Does a VM @running on a CPU give way to a vCPU of cohort @g that woke in its
+ * window? */
+static bool interrupts_for_window(struct group *g, struct group *running)
+{
+	u64 turn = turn_for_windows(scx_bpf_now());
+
+	return turn && g->window_turn == turn && g->info.is_cohort &&
+	       is_vm(running) && running->window_turn != turn &&
+	       !vtime_before(running->vtime, g->window_bound);
+}
+
 /* May woken @p take the CPU it last ran on? */
 static void preempt_if_due(struct task_ctx *tc, struct group *g, u64 vtime,
 			   struct cpu_state *c, s32 cpu)
@@ -111,6 +128,10 @@ static void preempt_if_due(struct task_ctx *tc, struct group *g, u64 vtime,
 	running = lookup_group(c->group);
 	if (!running)
 		return;
+	if (interrupts_for_window(g, running)) {
+		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+		return;
+	}
 	/* A vCPU waits for the VM's service threads: no margin for them. */
 	margin = is_vm(g) && !tc->is_vcpu
 			 ? 0
@@ -125,6 +146,9 @@ static u64 task_key(struct task_ctx *tc, struct group *g)
 	u64 head_start = is_vm(g) && !tc->is_vcpu ? 2 * slice_ns : 0;
 
 	tc->vtime = fair_floor(tc->vtime, g->task_vtime_now, slice_ns);
+	head_start += tc->credit_ns - tc->penalty_ns;
+	tc->credit_ns = 0;
+	tc->penalty_ns = 0;
 	return tc->vtime - head_start;
 }
 
@@ -189,8 +213,11 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 	/* A CPU may have gone idle since: see cohort_update_idle(). */
 	lane_kick_idle(lane_id);
 
-	if (!(enq_flags & SCX_ENQ_WAKEUP))
+	if (!(enq_flags & SCX_ENQ_WAKEUP)) {
+		if (tc->is_vcpu && tc->last_cpu == cpu && is_on(MECH_RESUME))
+			interrupt_turn(c, p->pid, queue_id, now);
 		return;
+	}
 	if (is_vm(g) && c->group == tc->group && is_on(MECH_HEIR))
 		name_heir(c, p->pid, queue_id);
 	else
@@ -208,15 +235,15 @@ void BPF_STRUCT_OPS(cohort_dequeue, struct task_struct *p, u64 deq_flags)
 static u64 queue_place(struct lane *lane, struct queue *q, struct group *g,
 		       u64 key, u64 now)
 {
-	u64 credit, latest;
+	u64 vtime = group_vtime(g, now), credit, latest;
 
-	if (!vtime_before(key, g->vtime))
+	if (!vtime_before(key, vtime))
 		return key;
 	credit = fair_charge(slice_ns, group_share(g, now));
 	latest = q->served_key + fair_patience(credit, lane->nr_cpus,
 					       q->nr_waiting, g->nr_runnable);
-	if (vtime_before(g->vtime, latest))
-		return g->vtime;
+	if (vtime_before(vtime, latest))
+		return vtime;
 	return vtime_before(key, latest) ? latest : key;
 }
 
@@ -321,7 +348,7 @@ static s32 busy_lane(struct cpu_state *c, s32 cpu, u32 i)
 	if (i == 0) {
 		id = cpu;
 	} else if (i == 1) {
-		id = FIRST_DOMAIN_LANE + cpu_domain[cpu & (MAX_CPUS - 1)];
+		id = FIRST_DOMAIN_LANE + domain_of(cpu);
 	} else {
 		id = c->lanes[(i - 2) & (LANES_PER_CPU - 1)];
 		if (!id)
@@ -331,10 +358,15 @@ static s32 busy_lane(struct cpu_state *c, s32 cpu, u32 i)
 	return lane && lane->nr_listed ? id : -1;
 }
 
-/* The queue that @cpu should serve: the earliest of its lanes. */
-__noinline int find_front(s32 cpu, struct front *best)
+/*
+ * The queue that @cpu should serve: the earliest of its lanes; or, in turn @turn
+ * (0: there are no windows), that of a cohort whose window a lane shows, if one of
+ * its vCPUs waits or a task of it (of group @prev_group) ran here.
+ */
+__noinline int find_front(s32 cpu, u32 prev_group, u64 turn, struct front *best)
 {
 	struct cpu_state *c = lookup_cpu(cpu);
+	struct front window = {};
 	u32 i;
 
 	if (!best || !c)
@@ -349,6 +381,16 @@ __noinline int find_front(s32 cpu, struct front *best)
 		lane_front(id, &front);
 		if (front.queue && front_before(&front, best))
 			*best = front;
+		if (turn && !window.in_window)
+			lane_window(id, turn, &window);
+	}
+	best->contested = best->queue != 0;
+	if (!window.queue && window.group != prev_group)
+		return 0;
+	if (window.in_window &&
+	    !(best->queue && vtime_before(best->key, window.key))) {
+		window.contested = best->contested || window.queue;
+		*best = window;
 	}
 	return 0;
 }
@@ -364,9 +406,9 @@ static bool someone_waits(struct cpu_state *c, s32 cpu)
 	return false;
 }
 
-/* Should @prev, whose slice is over, go on rather than @front come? */
-static bool goes_on(struct task_struct *prev, struct task_ctx *tc,
-		    const struct front *front)
+/* Should @prev, whose slice is over, go on in turn @turn rather than @front come? */
+static bool goes_on(struct task_ctx *tc, const struct front *front, u64 turn,
+		    u64 now)
 {
 	struct group *g;
 	u64 head;
@@ -378,19 +420,98 @@ static bool goes_on(struct task_struct *prev, struct task_ctx *tc,
 	g = lookup_group(tc->group);
 	if (!g)
 		return false;
-	if (front->group != tc->group)
-		return vtime_before(g->vtime, front->key);
+	if (front->group != tc->group) {
+		if (front->in_window && g->window_turn == turn)
+			return true; /* two cohorts, side by side */
+		return vtime_before(group_vtime(g, now), front->key);
+	}
 	return !head_vtime(front->queue, &head) ||
 	       vtime_before(tc->vtime, head);
 }
 
-/* Move the first task of queue @id that may run on @cpu there. */
+/* A sibling in queue @id that may run on @cpu, was preempted in guest kernel mode
+ * and so may run before the first one; 0: none. */
+__noinline s32 early_sibling(u32 id, s32 cpu)
+{
+	struct task_struct *p;
+	u64 first_vtime = 0;
+	s32 pid = 0;
+	u32 seen = 0;
+
+	bpf_for_each(scx_dsq, p, id, 0) {
+		bool early = was_in_guest_kernel(vcpu_of(p)) &&
+			     bpf_cpumask_test_cpu(cpu, p->cpus_ptr);
+
+		if (!seen++) {
+			if (early)
+				break; /* nobody is to be overtaken */
+			first_vtime = p->scx.dsq_vtime;
+			continue;
+		}
+		if (seen > MAX_RANKED ||
+		    !returns_early(p->scx.dsq_vtime, first_vtime, slice_ns))
+			break;
+		if (early) {
+			pid = p->pid;
+			break;
+		}
+	}
+	return pid;
+}
+
+/* Move the sibling there that may run before the first one of queue @id. */
+static bool take_early(u32 id, s32 cpu)
+{
+	struct queue *q = lookup_queue(id);
+	s32 pid = q && q->nr_waiting > 1 ? early_sibling(id, cpu) : 0;
+
+	if (!pid || !run_waiting(id, pid, cpu, turn_ns()))
+		return false;
+	count_effect(MECH_GRACE);
+	return true;
+}
+
+/* A task of queue @id that ran on @cpu last and stands hardly behind the first
+ * one, which did not; 0: none. A vCPU that moves costs a flush of its TLB. */
+__noinline s32 home_task(u32 id, s32 cpu)
+{
+	struct task_struct *p;
+	u64 first_vtime = 0;
+	u32 seen = 0;
+	s32 pid = 0;
+
+	bpf_for_each(scx_dsq, p, id, 0) {
+		struct task_ctx *tc = lookup_task_may_fail(p);
+		bool home = tc && tc->last_cpu == cpu &&
+			    bpf_cpumask_test_cpu(cpu, p->cpus_ptr);
+
+		if (!seen)
+			first_vtime = p->scx.dsq_vtime;
+		if (home && seen &&
+		    !vtime_before(first_vtime + slice_ns, p->scx.dsq_vtime))
+			pid = p->pid;
+		if (home || ++seen >= MOVE_TRIES)
+			break;
+	}
+	return pid;
+}
+
+/* Move a task of queue @id that may run on @cpu there: the first one, if no other
+ * is at home there. */
 __noinline int take_from(u32 id, s32 cpu)
 {
 	struct task_struct *p;
 	bool moved = false;
+	struct queue *q;
 	u32 tries = 0;
+	s32 pid;
 
+	if (is_on(MECH_GRACE) && take_early(id, cpu))
+		return true;
+	q = lookup_queue(id);
+	pid = q && q->nr_waiting > 1 ? home_task(id, cpu) : 0;
+	if (pid && run_waiting(id, pid, cpu, turn_ns()))
+		return true;
 	bpf_for_each(scx_dsq, p, id, 0) {
 		if (bpf_cpumask_test_cpu(cpu, p->cpus_ptr)) {
 			moved = move_here(BPF_FOR_EACH_ITER, p, turn_ns());
@@ -404,9 +525,14 @@ __noinline int take_from(u32 id, s32 cpu)
 }
 
 /* @p, which runs on @c, gets another slice. */
-static void extend(struct cpu_state *c, struct task_struct *p, u64 now)
+static void extend(struct cpu_state *c, struct task_struct *p,
+		   struct task_ctx *tc, u64 now)
 {
+	struct group *g = lookup_group(tc->group);
 	u64 slice = turn_ns();
+
+	if (g)
+		join_window(g, tc, now);
 
 	scx_bpf_task_set_slice(p, slice);
 	c->slice_until_ns = now + slice;
@@ -447,7 +573,7 @@ static void look_again(struct cpu_state *c, s32 cpu)
 /* Serve another domain: it may have no CPU left, or more work than its own. */
 static bool steal(struct cpu_state *c, s32 cpu)
 {
-	u32 own = cpu_domain[cpu & (MAX_CPUS - 1)], other;
+	u32 own = domain_of(cpu), other;
 	struct front front = {};
 
 	if (nr_domains < 2)
@@ -464,7 +590,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 {
 	struct task_ctx *tc = NULL;
 	struct cpu_state *c = lookup_cpu(cpu);
-	u64 now = scx_bpf_now();
+	u64 now = scx_bpf_now(), turn = turn_for_windows(now);
 	struct front front = {};
 	struct queue *q;
 	u32 i;
@@ -477,31 +603,38 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		if (tc)
 			charge(prev, tc, c, now);
 	}
-	if (!tc && c->heir_pid && serve_heir(c, cpu, now))
+	if (!tc && (serve_heir(c, cpu, now) || resume_turn(c, cpu, now)))
 		return;
-	if (tc && owes_yield(c, cpu, tc->group, now) && c->yield_slice_ns &&
+	if (tc && owes_yield(c, tc->group, now) && c->yield_slice_ns &&
 	    serve_yield(c, cpu, c->yield_slice_ns))
 		return;
 	if (c->nr_dispatches % STEAL_EACH == 0 && steal(c, cpu))
 		return;
 
 	bpf_for(i, 0, DISPATCH_TRIES) {
-		find_front(cpu, &front);
+		find_front(cpu, tc ? tc->group : 0, turn, &front);
 		q = lookup_queue(front.queue);
-		c->contested = front.queue != 0;
-		if (tc && goes_on(prev, tc, &front)) {
+		c->contested = front.contested;
+		if (tc && goes_on(tc, &front, turn, now)) {
+			if (turn && front.contested && !front.in_window &&
+			    !open_window(tc->group, tc->queue_cached, front.key,
+					 turn))
+				continue;
 			favour(c, tc->group, front.key, now);
-			if (owes_yield(c, cpu, tc->group, now) &&
+			if (owes_yield(c, tc->group, now) &&
 			    serve_yield(c, cpu, turn_ns()))
 				return;
-			extend(c, prev, now);
+			extend(c, prev, tc, now);
 			return;
 		}
 		if (!front.queue || !q)
 			break;
+		if (turn && !front.in_window &&
+		    !open_window(front.group, front.queue, front.key, turn))
+			continue;
 		favour(c, front.group, front.key, now);
 		q->served_key = front.key;
-		if (owes_yield(c, cpu, front.group, now) &&
+		if (owes_yield(c, front.group, now) &&
 		    serve_yield(c, cpu, turn_ns()))
 			return;
 		if (take_from(front.queue, cpu))
@@ -510,13 +643,14 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		 * changing: whoever stands behind must not wait for that. */
 		queue_relist(q->lane, front.queue, front.key + slice_ns / 8,
 			     false);
+		turn = 0;
 	}
 	if (steal(c, cpu))
 		return;
 	/* Fronts were lost to other CPUs: better @prev than an idle CPU, and
 	 * better another look than an idle CPU with tasks waiting for it. */
 	if (tc && !throttled_by(tc->group))
-		extend(c, prev, now);
+		extend(c, prev, tc, now);
 	else if (front.queue)
 		look_again(c, cpu);
 }
@@ -548,6 +682,7 @@ bool BPF_STRUCT_OPS(cohort_yield, struct task_struct *from,
 	struct cpu_state *c = lookup_cpu(cpu);
 	struct yield_offer offer = {};
 	struct choice choice = {};
+	u32 mechanism = MECH_YIELD;
 	struct group *g;
 
 	if (!to) {
@@ -580,10 +715,12 @@ bool BPF_STRUCT_OPS(cohort_yield, struct task_struct *from,
 		count_miss(g, verdict);
 		return false;
 	}
-	count(&g->info.stats.yields_ready);
-	if (choice.pid != offered_pid)
+	if (choice.pid != offered_pid) {
 		count(&g->info.stats.yields_better);
-	owe_yield(c, cpu, giver, &choice);
+		mechanism =
+			choice.rank == TARGET_RECEIVER ? MECH_IPI : MECH_RANK;
+	}
+	owe_yield(c, giver, from->pid, &choice, mechanism);
 	giver->yielded = 1;
 	scx_bpf_task_set_slice(from, 0);
 	return true;
@@ -656,9 +793,12 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 	if (!g)
 		return;
 	account_wait(p, tc, g, c, cpu, now);
-	answer_begins(tc, g, now);
+	answer_begins(&tc->signals, g->info.stats.ipi_to_run, now);
 	tc->run_at_ns = now;
 	tc->charged_ns = p->se.sum_exec_runtime;
+	tc->charged_at_ns = now;
+	__sync_fetch_and_add(&g->charged_sum_ns, now);
+	join_window(g, tc, now);
 	c->slice_until_ns = now + p->scx.slice;
 	tc->last_cpu = cpu;
 	if (vtime_before(g->task_vtime_now, tc->vtime))
@@ -679,12 +819,15 @@ void BPF_STRUCT_OPS(cohort_stopping, struct task_struct *p, bool runnable)
 		return;
 	charge(p, tc, c, now);
 	g = lookup_group(tc->group);
-	if (g)
+	if (g) {
+		__sync_fetch_and_sub(&g->charged_sum_ns, tc->charged_at_ns);
 		__sync_fetch_and_sub(&g->nr_running, 1);
+	}
 	c->prev_pid = p->pid;
 	c->prev_group = tc->group;
 	c->prev_run_ns = now - tc->run_at_ns;
 	c->group = 0;
+	c->grace_pid = 0;
 	tc->run_at_ns = 0;
 	tc->ready_at_ns = runnable ? now : 0;
 }
@@ -704,6 +847,35 @@ void BPF_STRUCT_OPS(cohort_quiescent, struct task_struct *p, u64 deq_flags)
 	}
 }
 
+/* The extension that the running task was given is over. */
+static int end_grace(void *map, u32 *cpu, struct grace *grace)
+{
+	struct cpu_state *c = lookup_cpu(*cpu);
+
+	if (c && c->grace_pid)
+		scx_bpf_kick_cpu(*cpu, SCX_KICK_PREEMPT);
+	return 0;
+}
+
+/* The slice of @p is over: a vCPU that somebody may be waiting for, as it is in
+ * guest kernel mode, runs on for a moment. */
+static void give_grace(struct task_struct *p, struct cpu_state *c, u64 now)
+{
+	struct grace *grace = lookup_grace(scx_bpf_task_cpu(p));
+	u64 longer_ns = grace_ns(slice_ns);
+
+	if (!grace || c->grace_pid || !c->contested || !is_on(MECH_GRACE) ||
+	    !is_in_guest_kernel(p))
+		return;
+	/* To the next tick if need be: the timer ends it before. */
+	if (bpf_timer_start(&grace->timer, longer_ns, BPF_F_TIMER_CPU_PIN))
+		return;
+	c->grace_pid = p->pid;
+	scx_bpf_task_set_slice(p, slice_ns);
+	c->slice_until_ns = now + longer_ns;
+	count_effect(MECH_GRACE);
+}
+
 void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 {
 	struct task_ctx *tc = lookup_task_may_fail(p);
@@ -715,14 +887,18 @@ void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 		return;
 	if (now - turns_set_ns > TURNS_FRESH_NS) {
 		turns_set_ns = now;
-		turns_ns = turn_base(now, slice_ns);
+		turns_ns = turn_base(now, turns_ns, slice_ns);
 	}
 	charge(p, tc, c, now);
 	if (throttled_by(tc->group))
 		scx_bpf_task_set_slice(p, 0);
+	else if (!p->scx.slice)
+		give_grace(p, c, now);
 	if (!tc->is_vcpu)
 		return;
 	g = lookup_group(tc->group);
+	if (g && is_vm(g))
+		update_score(g);
 	if (g && is_vm(g) && now - g->parent_checked_ns > PARENT_FRESH_NS) {
 		g->parent_checked_ns = now;
 		set_parent(tc->group, place_of_vm(tc->cgroup_group));
@@ -888,7 +1064,7 @@ static int init_domain_lane(u32 domain_id)
 	if (!mask)
 		return -ENOMEM;
 	bpf_for(cpu, 0, nr_cpus)
-		if (cpu_domain[cpu & (MAX_CPUS - 1)] == domain_id)
+		if (domain_of(cpu) == domain_id)
 			bpf_cpumask_set_cpu(cpu, mask);
 	lane->nr_cpus = bpf_cpumask_weight(cast_mask(mask));
 	mask = bpf_kptr_xchg(&lane->mask, mask);
@@ -913,9 +1089,15 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_init)
 	bpf_for(i, 0, nr_cpus) {
 		struct lane *lane = lookup_lane(i);
 
-		if (!lane)
+		struct grace *grace = lookup_grace(i);
+
+		if (!lane || !grace)
 			return -EINVAL;
 		lane->nr_cpus = 1;
+		err = bpf_timer_init(&grace->timer, &graces, CLOCK_MONOTONIC);
+		if (err)
+			return err;
+		bpf_timer_set_callback(&grace->timer, end_grace);
 	}
 	bpf_for(i, 0, nr_domains) {
 		err = init_domain_lane(i);

@@ -9,15 +9,13 @@
 #define COHORT_STATE_BPF_H
 
 enum {
-	MAX_QUEUES = 8192, /* (group, lane) pairs that held tasks */
-	MAX_SUBSETS = 512, /* lanes made for cpusets and affinities */
 	LANES_PER_CPU = 8, /* of those, how many one CPU can serve */
 	LANES_SERVED = 2 + LANES_PER_CPU, /* its own and its domain's too */
 	FIRST_DOMAIN_LANE = MAX_CPUS,
 	FIRST_SUBSET_LANE = FIRST_DOMAIN_LANE + MAX_DOMAINS,
 	MAX_LANES = FIRST_SUBSET_LANE + MAX_SUBSETS,
 	MAX_CGROUP_DEPTH = 16, /* levels that weights and caps look up */
-	OPEN_IPIS = 8, /* unanswered IPIs of one receiver; a power of two */
+	QUEUE_BITS = 13, /* of the index of a queue */
 	CACHE_LINE = 128, /* two lines: the prefetcher takes pairs */
 };
 
@@ -26,20 +24,13 @@ const volatile u64 slice_ns = 4000000;
 const volatile u32 nr_cpus = 1;
 const volatile u32 nr_domains = 1;
 const volatile u16 cpu_domain[MAX_CPUS];
-
-/*
- * Address of KVM's preempt_ops; written by Rust, at load or when kvm.ko comes
- * later. A task whose first preempt notifier carries it is inside KVM_RUN.
- */
-volatile u64 kvm_preempt_ops_addr;
+const volatile u8 cpu_node[MAX_CPUS];
+const volatile u8 node_distance[MAX_NODES * MAX_NODES]; /* as the kernel's */
 
 struct host_stats host_stats;
 
 /* Bits of enum mechanism; written by Rust at any time. */
 volatile u32 mechanisms = (1U << NR_MECH) - 1;
-
-/* Set by Rust: the hardware ends interrupts, and KVM does not see it. */
-const volatile bool eois_hidden;
 
 /* Turns begin at this time and each slice after it; written by a tick, once a
  * second, as the clock of ticks may drift against this one. */
@@ -83,9 +74,18 @@ struct lane {
 	struct bpf_rb_root tree __contains(queue_node, rb);
 	u32 nr_listed; /* queues in tree; under lock, read without */
 	u32 nr_cpus; /* in it */
+	u64 window; /* opened on it last: number of the turn and, in the lowest
+		       QUEUE_BITS, the cohort's queue; compare-and-swap */
 	u32 users; /* subset: tasks assigned to it; atomic, 0: free */
 	struct bpf_cpumask __kptr *mask; /* domain and subset lanes */
 } __attribute__((aligned(CACHE_LINE)));
+
+/* What is left of a VM's turn on a CPU, and who has it. */
+struct rest {
+	s32 pid; /* 0: nobody */
+	u32 queue; /* in which it waits */
+	u64 until_ns; /* the turn's end */
+};
 
 /* What one CPU does. Written by that CPU unless said otherwise. */
 struct cpu_state {
@@ -101,15 +101,21 @@ struct cpu_state {
 
 	u64 slice_until_ns; /* end of the running task's slice */
 
+	/* A short extension of a slice. */
+	s32 grace_pid; /* the running task if it was given one, else 0 */
+
 	/* The sibling that the running vCPU, or a thread of its VM, woke last:
 	 * it goes on with the VM's turn if the running one sleeps. */
-	s32 heir_pid; /* 0: none */
-	u32 heir_queue; /* in which it waits */
+	struct rest heir;
+	/* The vCPU whose turn was interrupted: it goes on when what runs in its
+	 * place sleeps. */
+	struct rest interrupted;
 
 	/* The accepted yield that is owed to a VM on this CPU. */
 	s32 yield_pid; /* its target, 0: none */
 	u32 yield_queue; /* in which the target waits */
 	u32 yield_group; /* the VM */
+	u32 yield_mechanism; /* that chose the target */
 	u64 yield_slice_ns; /* what the yielder had left of its turn */
 	u64 yield_until_ns; /* when the offer is stale */
 
@@ -130,6 +136,7 @@ struct group {
 	/* Activity, from which shares follow. */
 	u32 nr_runnable; /* own tasks, running ones included; atomic */
 	u32 nr_running; /* own tasks on a CPU; atomic */
+	u64 charged_sum_ns; /* sum of charged_at_ns of those; atomic */
 	s64 active_weight; /* active children, and own tasks if any; atomic */
 	u64 average_weight; /* of active_weight, times WEIGHT_SCALE */
 	u64 averaged_at_ns; /* up to when */
@@ -151,17 +158,23 @@ struct group {
 	u64 tgid_sum_sq;
 
 	u64 ipi_window_ns; /* VM: an IPI is waited for at most so long */
+
+	/* VM: do its vCPUs wait for each other? */
+	u64 sync_score; /* of SYNC_ONE */
+	u64 sync_events; /* signs counted when the score was last taken */
+	u64 sync_run_ns; /* and CPU time used until then; compare-and-swap */
+
+	/* Cohort: its last window. Written by the CPU that opens it, before
+	 * lanes show it. */
+	u64 window_turn; /* number of the turn */
+	u64 window_bound; /* virtual time: groups before it are not held up */
+	u64 window_at_ns; /* when it began */
+	u32 window_wanted; /* vCPUs that could run in it */
+	u32 window_started; /* of these: were seen to; atomic */
+
 	u64 parent_checked_ns; /* VM: when its place was last looked up */
 	u32 first_queue; /* list by queue.next; compare-and-swap */
 } __attribute__((aligned(CACHE_LINE)));
-
-/* An IPI that this task's vCPU has not answered yet. Written by the sender, in
- * its thread; ended (sent_ns) by the receiver in its own. */
-struct open_ipi {
-	s32 from; /* the sender's thread */
-	u32 vector;
-	u64 sent_ns; /* 0: answered */
-};
 
 /* What is known of one task. Written in its own ops, under its rq's lock. */
 struct task_ctx {
@@ -183,28 +196,21 @@ struct task_ctx {
 	u64 throttled_ns; /* of its present waiting, in parked queues */
 	u64 ready_at_ns; /* when it began to wait, 0: it does not */
 	u64 charged_ns; /* of its CPU time, as the kernel counts that */
+	u64 charged_at_ns; /* when that was, while it runs */
+	u64 window_turn; /* the last window in which it ran */
 	u64 run_at_ns; /* when it started running */
 
-	/* As a sender. Written in its own thread. */
-	s32 ipi_to; /* thread that got its last IPI, 0: none */
-	s32 accepted_by; /* thread that accepts what is being delivered */
-	u32 accepted_vector;
-	u32 nr_accepted; /* how many did, 2 also for what is not fixed */
-	u32 delivers; /* an IPI is under way */
 	u32 spins_in_kernel; /* its last spin exit was in guest kernel mode */
 	u32 yielded; /* a yield was accepted during that spin exit */
 
-	/* As a receiver. */
-	struct open_ipi open[OPEN_IPIS]; /* by sender */
-	u64 ipi_waits_ns; /* since when one waits for it to run, 0: none */
-};
+	/* Yields: what they change in the order of siblings, once each. */
+	u64 penalty_ns; /* it waits behind others by so much more, once */
+	u64 credit_ns; /* it comes before others by so much more, once */
+	u64 penalised_ns; /* when it was given its last penalty */
+	s32 yielded_by; /* the sibling that yielded to it last */
+	u64 yielded_at_ns; /* when that was */
 
-/* A VM's identity. KVM may reuse the address after the VM is gone, while its
- * process lives: both together do not repeat while either is known. */
-struct vm_key {
-	u64 kvm;
-	u32 tgid;
-	u32 pad;
+	struct signals signals;
 };
 
 struct queue_key {
@@ -240,12 +246,34 @@ struct {
 	__type(value, struct cpu_state);
 } cpus SEC(".maps");
 
+/* Ends an extension of a slice on a CPU. Not in its state: functions that the
+ * verifier looks at by themselves may not be given what holds a timer. */
+struct grace {
+	struct bpf_timer timer;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_CPUS);
+	__type(key, u32);
+	__type(value, struct grace);
+} graces SEC(".maps");
+
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
 	__uint(map_flags, BPF_F_NO_PREALLOC);
 	__type(key, int);
 	__type(value, struct task_ctx);
 } tasks SEC(".maps");
+
+/* How often each mechanism (index: enum mechanism) changed who runs, or for how
+ * long; per CPU, so that counting costs nothing. */
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, NR_MECH);
+	__type(key, u32);
+	__type(value, u64);
+} effects SEC(".maps");
 
 /* By cgroup id, not in cgroup storage: an untrusted pointer is enough. */
 struct {
@@ -277,6 +305,7 @@ struct {
 	__type(value, u32);
 } queue_of SEC(".maps");
 
+/* Numbers of groups, queues and subset lanes that are free. */
 struct {
 	__uint(type, BPF_MAP_TYPE_QUEUE);
 	__uint(max_entries, MAX_GROUPS);
@@ -312,6 +341,22 @@ DEFINE_LOOKUP(group, group, groups)
 DEFINE_LOOKUP(queue, queue, queues)
 DEFINE_LOOKUP(lane, lane, lanes)
 DEFINE_LOOKUP(cpu, cpu_state, cpus)
+DEFINE_LOOKUP(grace, grace, graces)
+
+/* A number that was free; @used counts those that are not. */
+static __always_inline bool take_number(void *free, u64 *used, u32 *id)
+{
+	if (bpf_map_pop_elem(free, id))
+		return false;
+	__sync_fetch_and_add(used, 1);
+	return true;
+}
+
+static __always_inline void give_number(void *free, u64 *used, u32 id)
+{
+	bpf_map_push_elem(free, &id, BPF_EXIST);
+	__sync_fetch_and_sub(used, 1);
+}
 
 /* NULL for a task the scheduler was never told of (not yet, or no more). */
 static __always_inline struct task_ctx *
@@ -333,6 +378,12 @@ static struct task_ctx *lookup_thread_may_fail(s32 pid)
 	return tc;
 }
 
+/* Of the running task. */
+static struct task_ctx *current_ctx(void)
+{
+	return lookup_task_may_fail(bpf_get_current_task_btf());
+}
+
 static __always_inline struct task_ctx *lookup_task(struct task_struct *p)
 {
 	struct task_ctx *tc = lookup_task_may_fail(p);
@@ -340,6 +391,20 @@ static __always_inline struct task_ctx *lookup_task(struct task_struct *p)
 	if (!tc)
 		scx_bpf_error("task %d (%s) has no state", p->pid, p->comm);
 	return tc;
+}
+
+static __always_inline u32 domain_of(u32 cpu)
+{
+	return cpu_domain[cpu & (MAX_CPUS - 1)];
+}
+
+/* Between the nodes of two CPUs, 10 within one, as the kernel gives it. */
+static __always_inline u32 distance_between(u32 a, u32 b)
+{
+	u32 from = cpu_node[a & (MAX_CPUS - 1)] & (MAX_NODES - 1);
+	u32 to = cpu_node[b & (MAX_CPUS - 1)] & (MAX_NODES - 1);
+
+	return node_distance[from * MAX_NODES + to];
 }
 
 static __always_inline bool is_on(u32 mechanism)
@@ -350,6 +415,15 @@ static __always_inline bool is_on(u32 mechanism)
 static __always_inline void count(u64 *counter)
 {
 	__sync_fetch_and_add(counter, 1);
+}
+
+/* An interrupt may come between and count as well: one is lost then. */
+static __always_inline void count_effect(u32 mechanism)
+{
+	u64 *nr = bpf_map_lookup_elem(&effects, &mechanism);
+
+	if (nr)
+		(*nr)++;
 }
 
 #endif /* COHORT_STATE_BPF_H */

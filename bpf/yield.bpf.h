@@ -30,26 +30,6 @@ static void count_miss(struct group *g, u32 reason)
 
 /* ---- choosing ---- */
 
-/* When the IPI from task @from was sent that @receiver has not answered; 0: it
- * has, or there is none. */
-static u64 open_ipi_from(struct task_ctx *receiver, s32 from)
-{
-	struct open_ipi *ipi = &receiver->open[from & (OPEN_IPIS - 1)];
-
-	return ipi->from == from ? ipi->sent_ns : 0;
-}
-
-static bool has_open_ipi(struct task_ctx *tc, u64 now, u64 window_ns)
-{
-	u32 i;
-
-	bpf_for(i, 0, OPEN_IPIS)
-		if (ipi_is_open(tc->open[i & (OPEN_IPIS - 1)].sent_ns, now,
-				window_ns))
-			return true;
-	return false;
-}
-
 /* The ready vCPU at the end of the chain of unanswered IPIs that starts at task
  * @pid; @cpu must be one that it may use. */
 __noinline int follow_chain(s32 pid, s32 cpu, struct choice *choice)
@@ -71,7 +51,7 @@ __noinline int follow_chain(s32 pid, s32 cpu, struct choice *choice)
 
 		if (!tc)
 			break;
-		to = tc->ipi_to;
+		to = tc->signals.ipi_to;
 		g = lookup_group(tc->group);
 		next = to && g ? bpf_task_from_pid(to) : NULL;
 		if (!next)
@@ -80,7 +60,7 @@ __noinline int follow_chain(s32 pid, s32 cpu, struct choice *choice)
 		allowed = bpf_cpumask_test_cpu(cpu, next->cpus_ptr);
 		bpf_task_release(next);
 		if (!next_tc || next_tc->group != tc->group ||
-		    !ipi_is_open(open_ipi_from(next_tc, pid), now,
+		    !ipi_is_open(open_ipi_from(&next_tc->signals, pid), now,
 				 g->ipi_window_ns))
 			break;
 		step = ipi_step(next_tc->queue != 0, next_tc->run_at_ns != 0);
@@ -105,8 +85,9 @@ __noinline int rank_of_ready(struct task_ctx *tc, u64 vcpu, u64 window_ns,
 
 	if (!tc)
 		return TARGET_NONE;
-	facts.interrupt = has_open_ipi(tc, scx_bpf_now(), window_ns) ||
-			  has_pending_interrupt((void *)vcpu);
+	facts.interrupt =
+		has_open_ipi(&tc->signals, scx_bpf_now(), window_ns) ||
+		has_pending_interrupt((void *)vcpu);
 	facts.kernel = from_kernel && was_in_guest_kernel((void *)vcpu);
 	return target_rank(&facts);
 }
@@ -173,10 +154,9 @@ static bool runs_elsewhere(s32 pid, u32 queue_id)
 	return !tc || tc->queue != queue_id;
 }
 
-/* The yield that @cpu owed has come to an end: count it. */
-__noinline int end_yield(s32 cpu, bool served)
+/* The yield that @c owed has come to an end: count it. */
+__noinline int end_yield(struct cpu_state *c, bool served)
 {
-	struct cpu_state *c = lookup_cpu(cpu);
 	struct group *g;
 	s32 pid;
 
@@ -187,41 +167,86 @@ __noinline int end_yield(s32 cpu, bool served)
 	c->yield_pid = 0;
 	if (!g)
 		return 0;
-	if (served)
+	if (served) {
 		count(&g->info.stats.yields_served);
-	else if (runs_elsewhere(pid, c->yield_queue))
+		count_effect(c->yield_mechanism);
+	} else if (runs_elsewhere(pid, c->yield_queue)) {
 		count_miss(g, YIELD_MISS_ELSEWHERE);
-	else
+	} else {
 		count_miss(g, YIELD_MISS_LOST);
+	}
 	return 0;
 }
 
-/* @cpu owes @choice to the VM of @giver, which runs there. */
-static void owe_yield(struct cpu_state *c, s32 cpu, struct task_ctx *giver,
-		      const struct choice *choice)
+/* What the yield of @giver to thread @taker_pid does to the order of siblings,
+ * beyond the turn that it hands on. */
+__noinline int reorder(struct task_ctx *giver, s32 giver_pid, s32 taker_pid)
 {
+	u64 now = scx_bpf_now(), since_reverse_ns = ~0ULL, penalty_ns;
+	struct task_ctx *taker = lookup_thread_may_fail(taker_pid);
+	struct group *g;
+
+	if (!giver || !taker)
+		return 0;
+	g = lookup_group(giver->group);
+	if (!g)
+		return 0;
+	if (giver->yielded_by == taker_pid)
+		since_reverse_ns = now - giver->yielded_at_ns;
+	taker->yielded_by = giver_pid;
+	taker->yielded_at_ns = now;
+	if (is_on(MECH_CREDIT) && !taker->credit_ns) {
+		taker->credit_ns = deboost_credit(slice_ns);
+		count_effect(MECH_CREDIT);
+	}
+	if (!is_on(MECH_PENALTY))
+		return 0;
+	penalty_ns = deboost_penalty(
+		slice_ns, g->nr_runnable, now - giver->penalised_ns,
+		since_reverse_ns,
+		distance_between(giver->last_cpu, taker->last_cpu));
+	if (!penalty_ns)
+		return 0;
+	giver->penalty_ns = penalty_ns;
+	giver->penalised_ns = now;
+	count_effect(MECH_PENALTY);
+	return 0;
+}
+
+/* @c owes @choice, which @mechanism made, to the VM of @giver, thread @pid, which
+ * runs there. */
+static void owe_yield(struct cpu_state *c, struct task_ctx *giver, s32 pid,
+		      const struct choice *choice, u32 mechanism)
+{
+	struct group *g = lookup_group(giver->group);
 	u64 now = scx_bpf_now();
 
+	if (!g)
+		return;
+	count(&g->info.stats.yields_ready);
 	/* One is owed at a time. */
 	if (c->yield_pid)
-		end_yield(cpu, false);
+		end_yield(c, false);
 	c->yield_slice_ns = loan_slice(now, c->slice_until_ns, slice_ns);
 	c->yield_queue = choice->queue;
 	c->yield_group = giver->group;
+	c->yield_mechanism = mechanism;
 	c->yield_until_ns = now + YIELD_SLICES * slice_ns;
 	/* Last: a dispatch may come between, if the hook of an exit gives it. */
 	barrier();
 	c->yield_pid = choice->pid;
+	if (is_on(MECH_PENALTY) || is_on(MECH_CREDIT))
+		reorder(giver, pid, choice->pid);
 }
 
-/* Is a yield to be served when group @id has a turn on @cpu? */
-static bool owes_yield(struct cpu_state *c, s32 cpu, u32 id, u64 now)
+/* Is a yield to be served when group @id has a turn on @c? */
+static bool owes_yield(struct cpu_state *c, u32 id, u64 now)
 {
 	if (!c->yield_pid || c->yield_group != id)
 		return false;
 	if (vtime_before(now, c->yield_until_ns))
 		return true;
-	end_yield(cpu, false);
+	end_yield(c, false);
 	return false;
 }
 
@@ -232,6 +257,9 @@ __noinline int run_waiting(u32 queue_id, s32 pid, s32 cpu, u64 slice)
 	bool moved = false;
 	u32 seen = 0;
 
+	/* Nothing is searched for one that has left. */
+	if (runs_elsewhere(pid, queue_id))
+		return false;
 	bpf_for_each(scx_dsq, p, queue_id, 0) {
 		if (p->pid != pid) {
 			if (++seen >= MAX_SIBLINGS)
@@ -250,32 +278,68 @@ static bool serve_yield(struct cpu_state *c, s32 cpu, u64 slice)
 {
 	bool served = run_waiting(c->yield_queue, c->yield_pid, cpu, slice);
 
-	end_yield(cpu, served);
+	end_yield(c, served);
 	return served;
 }
 
-/* ---- the turn of one that sleeps ---- */
+/* ---- the rest of a turn ---- */
+
+/* Run who has @rest, on @cpu. */
+static bool serve_rest(struct rest *rest, s32 cpu, u64 now, u32 mechanism)
+{
+	u64 left_ns = loan_slice(now, rest->until_ns, slice_ns);
+	struct queue *q = lookup_queue(rest->queue);
+	s32 pid = rest->pid;
+
+	rest->pid = 0;
+	if (!left_ns || !q || throttled_by(q->group) ||
+	    !run_waiting(rest->queue, pid, cpu, left_ns))
+		return false;
+	count_effect(mechanism);
+	return true;
+}
 
 /* Thread @pid was woken while a sibling runs on @c. */
 static void name_heir(struct cpu_state *c, s32 pid, u32 queue_id)
 {
-	c->heir_pid = pid;
-	c->heir_queue = queue_id;
+	c->heir.pid = pid;
+	c->heir.queue = queue_id;
+	c->heir.until_ns = c->slice_until_ns;
 }
 
-/* The task that ran on @c, of @cpu, sleeps: its heir runs until the turn ends. */
+/* The task that ran on @c, of @cpu, sleeps: does its heir run? */
 static bool serve_heir(struct cpu_state *c, s32 cpu, u64 now)
 {
-	u64 left_ns = loan_slice(now, c->slice_until_ns, slice_ns);
-	s32 pid = c->heir_pid;
 	struct queue *q;
 
-	c->heir_pid = 0;
-	q = lookup_queue(c->heir_queue);
-	if (!q || q->group != c->prev_group || !left_ns ||
-	    runs_elsewhere(pid, c->heir_queue) || throttled_by(q->group))
+	if (!c->heir.pid)
 		return false;
-	return run_waiting(c->heir_queue, pid, cpu, left_ns);
+	q = lookup_queue(c->heir.queue);
+	if (!q || q->group != c->prev_group) {
+		c->heir.pid = 0;
+		return false;
+	}
+	return serve_rest(&c->heir, cpu, now, MECH_HEIR);
+}
+
+/* vCPU @pid, which ran on @c, waits again: if it neither gave its turn away nor
+ * was interrupted by one that interrupted another, it has the rest. */
+static void interrupt_turn(struct cpu_state *c, s32 pid, u32 queue_id, u64 now)
+{
+	if (c->yield_pid || !vtime_before(now, c->slice_until_ns) ||
+	    (c->interrupted.pid && vtime_before(now, c->interrupted.until_ns)))
+		return;
+	c->interrupted.pid = pid;
+	c->interrupted.queue = queue_id;
+	c->interrupted.until_ns = c->slice_until_ns;
+}
+
+/* The task that ran on @c, of @cpu, sleeps: does a turn go on that it, or one
+ * before it, interrupted? */
+static bool resume_turn(struct cpu_state *c, s32 cpu, u64 now)
+{
+	return c->interrupted.pid &&
+	       serve_rest(&c->interrupted, cpu, now, MECH_RESUME);
 }
 
 #endif /* COHORT_YIELD_BPF_H */

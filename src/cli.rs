@@ -1,12 +1,17 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! The command line: which subcommands there are, and what their help says.
 
+use crate::compare::{CompareOptions, compare};
+use crate::doctor::{DoctorOptions, doctor};
 use crate::exit::{Exit, exit_code_help};
 use crate::host::paths::Host;
 use crate::logging;
 use crate::run::run;
+use crate::set::{SetOptions, set};
 use crate::settings::RunOptions;
 use crate::stats::{StatsOptions, stats};
+use crate::top::{TopOptions, top};
+use crate::watch::{WatchOptions, watch};
 use clap::{Parser, Subcommand};
 
 /// Schedules the virtual CPUs of KVM hosts that run more vCPUs than they have CPUs
@@ -26,8 +31,9 @@ enum Command {
     /// Take over scheduling until SIGINT or SIGTERM; then give the host back
     ///
     /// Whatever happens to this program, kill -9 included, the kernel takes the
-    /// host back by itself and running guests go on. Settings are fixed at the
-    /// start; to change one, stop and start again: guests do not notice.
+    /// host back by itself and running guests go on. Mechanisms can be switched
+    /// while it runs (`cohort set`); to change another setting, stop and start
+    /// again: guests do not notice.
     #[command(after_long_help = exit_code_help())]
     Run(RunOptions),
     /// Show what a running `cohort run` counts, per VM
@@ -36,6 +42,41 @@ enum Command {
     /// the time since the one before.
     #[command(after_long_help = exit_code_help())]
     Stats(StatsOptions),
+    /// Switch mechanisms of a running `cohort run` on and off, and show their effects
+    ///
+    /// Without arguments it lists all mechanisms: their state, how often each
+    /// changed who runs, or for how long, since Cohort took over, and what it
+    /// does. A switch counts at once, for all VMs, until `cohort run` ends.
+    #[command(after_long_help = exit_code_help())]
+    Set(SetOptions),
+    /// Show what the vCPUs of this host do, under whatever scheduler it has
+    ///
+    /// Changes nothing: `cohort run` need not run, and may. It is gone without a
+    /// trace when it ends.
+    #[command(after_long_help = exit_code_help())]
+    Watch(WatchOptions),
+    /// The same on the whole screen: sorted, filtered, down to vCPUs, with histograms
+    ///
+    /// Columns and keys are those that users of top and esxtop know; h shows
+    /// them. Nothing is changed. What was recorded can be looked at elsewhere.
+    #[command(after_long_help = exit_code_help())]
+    Top(TopOptions),
+    /// Prove on this host, with the guests that run now, what a scheduler changes
+    ///
+    /// Exchanges schedulers live, in windows that alternate (A B B A …), and says
+    /// for each number and VM by how much it differs, with what certainty, and
+    /// when nothing was found. Guests run on throughout. The host is back on its
+    /// own scheduler at the end, after Ctrl-C or an error, and within two seconds
+    /// when a guest stands still.
+    #[command(after_long_help = exit_code_help())]
+    Compare(CompareOptions),
+    /// Say whether this host can run Cohort, whether that is safe, and what would make it better
+    ///
+    /// Looks at the kernel, KVM, CPUs, cgroups and the VMs that run now; changes
+    /// nothing. Each finding says what was seen, why it matters, and the command
+    /// that mends it. The exit code tells the worst of them.
+    #[command(after_long_help = exit_code_help())]
+    Doctor(DoctorOptions),
 }
 
 /// Does what the command line says; failures are said on standard error.
@@ -46,6 +87,11 @@ pub fn main() -> Exit {
     let result = match &cli.command {
         Command::Run(options) => run(options, &host),
         Command::Stats(options) => stats(options, &host),
+        Command::Set(options) => set(options, &host),
+        Command::Watch(options) => watch(options, &host),
+        Command::Top(options) => top(options, &host),
+        Command::Compare(options) => compare(options, &host),
+        Command::Doctor(options) => doctor(options, &host),
     };
     match result {
         Ok(()) => Exit::Success,
@@ -77,6 +123,7 @@ mod tests {
         ] {
             assert!(Cli::try_parse_from(arguments).is_err(), "{arguments:?}");
         }
+        assert!(Cli::try_parse_from(["cohort", "set", "ipi=maybe"]).is_err());
     }
 
     #[test]

@@ -21,6 +21,8 @@
 //! All amounts are nanoseconds of CPU time in one window, as `f64`: exact to
 //! well below a nanosecond for windows of days.
 
+use std::collections::BTreeSet;
+
 /// The weight of a cgroup that nobody configured, and of a group's own tasks.
 pub const WEIGHT_DEFAULT: u32 = 100;
 
@@ -99,6 +101,41 @@ pub fn entitlements_ns(capacity_ns: f64, groups: &[Group]) -> Vec<f64> {
         );
     }
     own
+}
+
+/// Lowers the demands of groups that may not run on all CPUs: those that share a
+/// set of CPUs (`cpus_of`, by group) cannot ask for more than the set has in
+/// `length_ns`.
+///
+/// Smaller sets come first, so that what they leave is divided in the larger
+/// ones around them. Exact where sets are equal, nested or apart, as cpusets
+/// are, and those outside have other CPUs to run on; where sets overlap in
+/// part, a bound from above.
+pub fn bound_by_cpu_sets(
+    length_ns: f64,
+    cpus_of: &[Option<&BTreeSet<usize>>],
+    groups: &mut [Group],
+) {
+    let mut sets: Vec<&BTreeSet<usize>> = cpus_of.iter().copied().flatten().collect();
+    sets.sort_by_key(|set| (set.len(), *set));
+    sets.dedup();
+    for set in sets {
+        let is_inside =
+            |cpus: &Option<&BTreeSet<usize>>| cpus.is_some_and(|cpus| cpus.is_subset(set));
+        let inside: Vec<bool> = cpus_of.iter().map(is_inside).collect();
+        let mut alone = groups.to_vec();
+        for (group, &inside) in alone.iter_mut().zip(&inside) {
+            if !inside {
+                group.demand_ns = 0.0;
+            }
+        }
+        let bounds = entitlements_ns(length_ns * set.len() as f64, &alone);
+        for ((group, inside), bound_ns) in groups.iter_mut().zip(inside).zip(bounds) {
+            if inside {
+                group.demand_ns = bound_ns;
+            }
+        }
+    }
 }
 
 /// The hierarchy, with what each group and all below it can take.

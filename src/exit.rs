@@ -22,6 +22,8 @@ pub enum Exit {
     Config = 3,
     /// Whoever read standard output closed it.
     OutputClosed = 4,
+    /// A recording cannot be replayed.
+    BadRecording = 5,
     /// The caller may not load a scheduler.
     NoPrivileges = 10,
     /// The kernel has no sched_ext, or one that is too old.
@@ -46,16 +48,25 @@ pub enum Exit {
     RemovedByOthers = 23,
     /// No running `cohort run` answers.
     NotRunning = 30,
+    /// A guest stood still, so `compare` ended.
+    Stalled = 32,
+    /// A signal ended `compare` before its last window.
+    Interrupted = 33,
+    /// `doctor` has warnings.
+    Advice = 40,
+    /// `doctor` says that Cohort does not run on this host.
+    Unfit = 41,
 }
 
 impl Exit {
     /// Every code, in ascending order.
-    pub const ALL: [Exit; 17] = [
+    pub const ALL: [Exit; 22] = [
         Exit::Success,
         Exit::Failure,
         Exit::Usage,
         Exit::Config,
         Exit::OutputClosed,
+        Exit::BadRecording,
         Exit::NoPrivileges,
         Exit::NoSchedExt,
         Exit::UnsoundBtf,
@@ -68,6 +79,10 @@ impl Exit {
         Exit::Watchdog,
         Exit::RemovedByOthers,
         Exit::NotRunning,
+        Exit::Stalled,
+        Exit::Interrupted,
+        Exit::Advice,
+        Exit::Unfit,
     ];
 
     /// The number the shell sees.
@@ -85,6 +100,7 @@ impl Exit {
             Exit::Usage => "wrong command line",
             Exit::Config => "configuration file missing or wrong",
             Exit::OutputClosed => "standard output was closed by its reader",
+            Exit::BadRecording => "a recording is missing, damaged or of another format",
             Exit::NoPrivileges => "not root, or capabilities missing",
             Exit::NoSchedExt => "kernel without sched_ext, or older than 7.2",
             Exit::UnsoundBtf => "kernel whose BTF does not describe sched_ext soundly",
@@ -98,7 +114,15 @@ impl Exit {
             Exit::SchedulerError => "the kernel removed the scheduler because of an error",
             Exit::Watchdog => "the kernel's watchdog removed the scheduler: a task waited too long",
             Exit::RemovedByOthers => "somebody else removed the scheduler, for example by SysRq-S",
-            Exit::NotRunning => "no running `cohort run` answers (for `stats`)",
+            Exit::NotRunning => "no running `cohort run` answers (for `stats`, `set`)",
+            Exit::Stalled => {
+                "a guest stood still, so `compare` ended and gave the host back to its own scheduler"
+            }
+            Exit::Interrupted => {
+                "a signal ended `compare` before its last window; the host is back on its own scheduler"
+            }
+            Exit::Advice => "`doctor` has warnings; Cohort runs on this host",
+            Exit::Unfit => "`doctor` found that Cohort does not run on this host",
         }
     }
 }
@@ -147,6 +171,9 @@ impl fmt::Display for Failure {
         write!(f, "{:#}", self.error)
     }
 }
+
+/// So that a code survives where errors are collected by others.
+impl std::error::Error for Failure {}
 
 /// An error that nobody gave a code is a plain failure.
 impl From<anyhow::Error> for Failure {

@@ -2,22 +2,36 @@
 //! Cohort, a sched_ext scheduler for oversubscribed KVM hosts: all of the
 //! program but its `main`. What runs in the kernel is in `bpf/`.
 //!
-//! A subcommand is a module ([`run`], [`stats`]); [`host`] learns about the host,
-//! [`scheduler`] holds the loaded BPF part, [`metrics`] turns its counters into
+//! A subcommand is a module ([`run`], [`stats`], [`set`], [`watch`], [`top`],
+//! [`compare`], [`doctor`]); [`host`] learns about the host,
+//! [`scheduler`] holds the loaded BPF part, [`sight`] says what that sees of KVM, [`metrics`] turns its counters into
 //! what people see, and [`entitlement`] says what a VM should have got.
 
 pub mod bpf;
 pub mod cli;
+pub mod columns;
+pub mod compare;
+pub mod doctor;
 pub mod entitlement;
 pub mod exit;
 pub mod host;
 pub mod logging;
 pub mod mechanism;
 pub mod metrics;
+pub mod observation;
+pub mod observer;
+pub mod recording;
 pub mod run;
 pub mod scheduler;
+pub mod set;
 pub mod settings;
+pub mod sight;
+pub mod signals;
 pub mod stats;
 pub mod stats_server;
 pub mod systemd;
 pub mod table;
+pub mod top;
+pub mod view;
+pub mod wait;
+pub mod watch;

@@ -1,11 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! What Cohort does for waiting vCPUs can be switched off, each mechanism by itself: to see what it is worth on a host,
-//! or to do without one that harms. Their names are the same on the command line and in the TOML file.
+//! What Cohort does for waiting vCPUs can be switched off and on, each mechanism by itself: to see what it is worth on a
+//! host, or to do without one that harms. Their names are the same on the command lines and in the TOML file.
 
 use clap::ValueEnum;
 use serde::Deserialize;
+use std::str::FromStr;
 
 use crate::bpf::intf;
+
+/// How many there are.
+pub const COUNT: usize = intf::mechanism_NR_MECH as usize;
 
 /// One mechanism.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, ValueEnum)]
@@ -13,6 +17,8 @@ use crate::bpf::intf;
 pub enum Mechanism {
     /// Turns begin at the same time on all CPUs, so that a VM's vCPUs run side by side
     Turns,
+    /// When it is a VM's turn on one CPU, its other ready vCPUs follow on the others; needs turns
+    Cohorts,
     /// Directed yields are honoured; without, KVM's offers come to nothing
     Yield,
     /// A vCPU that spins for the answer to its IPI gives way to who must answer
@@ -25,28 +31,148 @@ pub enum Mechanism {
     AdaptiveWindow,
     /// The turn of a vCPU that sleeps goes to the sibling that it woke
     Heir,
+    /// A vCPU that yields waits behind its siblings for longer: once per yield, at most once per 6 ms
+    Penalty,
+    /// The target of a yield comes before its siblings the next time it waits
+    Credit,
+    /// A vCPU's turn goes on when what interrupted it sleeps; without, the VM's next turn is waited for
+    Resume,
+    /// A vCPU preempted in guest kernel mode runs again before its siblings; on AMD it runs on for a moment first
+    Grace,
 }
 
+/// What is off unless asked for, as its worth has not been shown yet.
+pub const OFF_BY_DEFAULT: [Mechanism; 3] =
+    [Mechanism::Penalty, Mechanism::Credit, Mechanism::Grace];
+
 impl Mechanism {
-    fn bit(self) -> u32 {
+    /// Its number on the BPF side, below [`COUNT`].
+    pub fn number(self) -> usize {
         let number = match self {
             Self::Turns => intf::mechanism_MECH_TURNS,
+            Self::Cohorts => intf::mechanism_MECH_COHORTS,
             Self::Yield => intf::mechanism_MECH_YIELD,
             Self::Ipi => intf::mechanism_MECH_IPI,
             Self::Rank => intf::mechanism_MECH_RANK,
             Self::Relaxed => intf::mechanism_MECH_RELAXED,
             Self::AdaptiveWindow => intf::mechanism_MECH_ADAPTIVE_WINDOW,
             Self::Heir => intf::mechanism_MECH_HEIR,
+            Self::Penalty => intf::mechanism_MECH_PENALTY,
+            Self::Credit => intf::mechanism_MECH_CREDIT,
+            Self::Resume => intf::mechanism_MECH_RESUME,
+            Self::Grace => intf::mechanism_MECH_GRACE,
         };
-        1 << number
+        number as usize
+    }
+
+    /// Its name for people.
+    pub fn name(self) -> String {
+        self.value().get_name().to_owned()
+    }
+
+    /// What it is for, in one line.
+    pub fn help(self) -> String {
+        self.value()
+            .get_help()
+            .map(ToString::to_string)
+            .unwrap_or_default()
+    }
+
+    fn value(self) -> clap::builder::PossibleValue {
+        self.to_possible_value()
+            .expect("no mechanism is hidden from the command line")
     }
 }
 
-/// The mask of mechanisms for the BPF side: all but those in `off`.
-pub fn all_but(off: &[Mechanism]) -> u32 {
-    let all = Mechanism::value_variants().iter();
-    all.filter(|mechanism| !off.contains(mechanism))
-        .fold(0, |mask, mechanism| mask | mechanism.bit())
+/// Which mechanisms are on: a mask with a bit per number.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Mechanisms(u32);
+
+impl Mechanisms {
+    /// All but those in `off`.
+    pub fn all_but(off: &[Mechanism]) -> Self {
+        let all = Mechanism::value_variants().iter();
+        all.fold(Self(0), |mask, &mechanism| {
+            let on = !off.contains(&mechanism);
+            mask.switched(Switch { mechanism, on })
+        })
+    }
+
+    /// The default, but for those in `on` and `off`.
+    pub fn default_but(on: &[Mechanism], off: &[Mechanism]) -> Self {
+        let switch = |to: bool| {
+            move |mask: Self, &mechanism: &Mechanism| mask.switched(Switch { mechanism, on: to })
+        };
+        let mask = on.iter().fold(Self::all_but(&OFF_BY_DEFAULT), switch(true));
+        off.iter().fold(mask, switch(false))
+    }
+
+    /// The same after one was switched.
+    pub fn switched(self, switch: Switch) -> Self {
+        let bit = 1 << switch.mechanism.number();
+        Self(match switch.on {
+            true => self.0 | bit,
+            false => self.0 & !bit,
+        })
+    }
+
+    /// Is it on?
+    pub fn contains(self, mechanism: Mechanism) -> bool {
+        self.0 & (1 << mechanism.number()) != 0
+    }
+
+    /// The mask for the BPF side.
+    pub fn bits(self) -> u32 {
+        self.0
+    }
+}
+
+/// A mechanism that is to be switched: NAME=on or NAME=off.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Switch {
+    /// Which one.
+    pub mechanism: Mechanism,
+    /// Whether it is to be on.
+    pub on: bool,
+}
+
+impl Switch {
+    /// What is in front of and behind the `=`.
+    pub fn parse(name: &str, state: &str) -> Result<Self, String> {
+        let mechanism = Mechanism::from_str(name, false).map_err(|_| {
+            let all = Mechanism::value_variants().iter();
+            let names: Vec<String> = all.map(|mechanism| mechanism.name()).collect();
+            format!(
+                "there is no mechanism \"{name}\"; there are {}",
+                names.join(", ")
+            )
+        })?;
+        let on = match state {
+            "on" => true,
+            "off" => false,
+            _ => return Err(format!("{name} can be on or off, not \"{state}\"")),
+        };
+        Ok(Self { mechanism, on })
+    }
+
+    /// What is behind the `=`.
+    pub fn state(self) -> &'static str {
+        match self.on {
+            true => "on",
+            false => "off",
+        }
+    }
+}
+
+impl FromStr for Switch {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let (name, state) = text
+            .split_once('=')
+            .ok_or("write NAME=on or NAME=off; `cohort set` alone shows the names")?;
+        Self::parse(name, state)
+    }
 }
 
 #[cfg(test)]
@@ -54,15 +180,31 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_mechanism_of_the_bpf_side_has_a_name() {
-        assert_eq!(all_but(&[]), (1 << intf::mechanism_NR_MECH) - 1);
-        assert_eq!(all_but(Mechanism::value_variants()), 0);
+    fn every_mechanism_of_the_bpf_side_has_a_name_and_a_line_of_help() {
+        assert_eq!(Mechanisms::all_but(&[]).bits(), (1 << COUNT) - 1);
+        assert_eq!(Mechanisms::all_but(Mechanism::value_variants()).bits(), 0);
+        for mechanism in Mechanism::value_variants() {
+            assert!(!mechanism.help().is_empty(), "{mechanism:?}");
+        }
     }
 
     #[test]
-    fn one_that_is_off_leaves_the_others_on() {
-        let mask = all_but(&[Mechanism::Ipi]);
-        assert_eq!(mask & Mechanism::Ipi.bit(), 0);
-        assert_eq!(mask | Mechanism::Ipi.bit(), all_but(&[]));
+    fn one_that_is_switched_leaves_the_others_as_they_are() {
+        let switch = |text: &str| text.parse::<Switch>().expect("it is well-formed");
+        let without = Mechanisms::all_but(&[Mechanism::Ipi]);
+        assert!(!without.contains(Mechanism::Ipi) && without.contains(Mechanism::Heir));
+        let all = Mechanisms::all_but(&[]);
+        assert_eq!(all.switched(switch("ipi=off")), without);
+        assert_eq!(without.switched(switch("ipi=off")), without);
+        assert_eq!(without.switched(switch("ipi=on")), all);
+    }
+
+    #[test]
+    fn what_is_no_switch_is_refused_with_what_to_write() {
+        let refusal = |text: &str| text.parse::<Switch>().expect_err("it is wrong");
+        assert!(refusal("ipi").contains("NAME=on"));
+        assert!(refusal("ipis=on").contains("turns, cohorts, yield, ipi"));
+        assert!(refusal("ipi=yes").contains("on or off, not \"yes\""));
+        assert!(refusal("=on").contains("no mechanism \"\""));
     }
 }

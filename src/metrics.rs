@@ -4,7 +4,9 @@
 //! printing.
 
 use crate::bpf::intf;
-use crate::entitlement::{self, entitlements_ns};
+use crate::entitlement::{self, bound_by_cpu_sets, entitlements_ns};
+use crate::mechanism::{self, Mechanism, Mechanisms};
+use clap::ValueEnum;
 use scx_stats_derive::{Stats, stat_doc};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
@@ -41,8 +43,14 @@ pub struct Reading {
     pub vm_names: HashMap<u32, String>,
     /// The online CPUs of those VMs that may not run on all of them, by group number.
     pub vm_cpus: HashMap<u32, BTreeSet<usize>>,
-    /// Events that must stay rare.
-    pub events: intf::host_stats,
+    /// What is in use, and events that must stay rare.
+    pub host: intf::host_stats,
+    /// A sentence for each thing that KVM does and that is not seen.
+    pub blind_spots: Vec<String>,
+    /// Which mechanisms are on.
+    pub mechanisms: Mechanisms,
+    /// How often each mechanism, by number, changed who runs, or for how long.
+    pub effects: [u64; mechanism::COUNT],
 }
 
 impl Reading {
@@ -54,14 +62,48 @@ impl Reading {
             groups: Vec::new(),
             vm_names: HashMap::new(),
             vm_cpus: HashMap::new(),
-            events: intf::host_stats {
+            host: intf::host_stats {
+                groups_used: 0,
+                queues_used: 0,
+                lanes_used: 0,
                 queue_exhausted: 0,
                 group_exhausted: 0,
                 lane_exhausted: 0,
                 stolen: 0,
             },
+            blind_spots: Vec::new(),
+            mechanisms: Mechanisms::all_but(&[]),
+            effects: [0; mechanism::COUNT],
         }
     }
+
+    /// The mechanisms now, with their effects since `before`.
+    fn mechanisms_since(&self, before: &Reading) -> BTreeMap<String, MechanismStats> {
+        let stats = |mechanism: &Mechanism| {
+            let effects = |reading: &Reading| reading.effects[mechanism.number()];
+            let stats = MechanismStats {
+                on: u64::from(self.mechanisms.contains(*mechanism)),
+                effects: effects(self).saturating_sub(effects(before)),
+            };
+            (mechanism.name(), stats)
+        };
+        Mechanism::value_variants().iter().map(stats).collect()
+    }
+}
+
+/// One mechanism in one window of time.
+#[stat_doc]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize, Stats)]
+#[stat(
+    desc = "one mechanism in the window",
+    _om_prefix = "mechanism_",
+    _om_label = "mechanism"
+)]
+pub struct MechanismStats {
+    #[stat(desc = "1 if it is on at the window's end, else 0")]
+    pub on: u64,
+    #[stat(desc = "times it changed who runs, or for how long")]
+    pub effects: u64,
 }
 
 /// One VM in one window of time.
@@ -113,6 +155,18 @@ pub struct VmStats {
         desc = "part of its vCPUs' time in which they waited behind a sibling while another CPU ran none, in percent"
     )]
     pub stacked_pct: f64,
+    #[stat(desc = "1 if its vCPUs wait for each other so much that they run together, else 0")]
+    pub cohort: u32,
+    #[stat(
+        desc = "signs of that, averaged: spin exits, yields and IPIs to waiting vCPUs per second of its CPU time"
+    )]
+    pub sync_rate: u32,
+    #[stat(desc = "windows in which its vCPUs were to run together")]
+    pub windows: u64,
+    #[stat(desc = "of these: not all vCPUs ran that could")]
+    pub windows_partial: u64,
+    #[stat(desc = "of the others: from the begin until the last vCPU ran: less than 2^i us")]
+    pub window_skew: Vec<u64>,
 }
 
 impl VmStats {
@@ -135,10 +189,20 @@ pub struct HostStats {
     pub vms_share_pct: f64,
     #[stat(desc = "share of the host's CPU time used by everything else, in percent")]
     pub others_share_pct: f64,
+    #[stat(desc = "VMs and cgroups known, of 4095")]
+    pub groups_used: u64,
+    #[stat(desc = "queues, one per VM or cgroup and set of CPUs it waits for, of 8191")]
+    pub queues_used: u64,
+    #[stat(desc = "sets of CPUs made for cpusets and affinities, of 512")]
+    pub lanes_used: u64,
     #[stat(desc = "tasks that a CPU took from another domain")]
     pub stolen: u64,
     #[stat(desc = "times no queue, group or lane was free; should be 0")]
     pub exhausted: u64,
+    #[stat(desc = "what KVM does and Cohort does not see here, in words")]
+    pub blind_spots: Vec<String>,
+    #[stat(desc = "mechanisms by name")]
+    pub mechanisms: BTreeMap<String, MechanismStats>,
     #[stat(desc = "VMs by group number")]
     pub vms: BTreeMap<u32, VmStats>,
 }
@@ -151,8 +215,13 @@ impl HostStats {
         let mut host = HostStats {
             window_ms: window.length_ns / 1_000_000,
             cpus: after.cpus,
-            stolen: after.events.stolen.saturating_sub(before.events.stolen),
-            exhausted: exhausted(&after.events).saturating_sub(exhausted(&before.events)),
+            groups_used: after.host.groups_used,
+            queues_used: after.host.queues_used,
+            lanes_used: after.host.lanes_used,
+            stolen: after.host.stolen.saturating_sub(before.host.stolen),
+            exhausted: exhausted(&after.host).saturating_sub(exhausted(&before.host)),
+            blind_spots: after.blind_spots.clone(),
+            mechanisms: after.mechanisms_since(before),
             ..HostStats::default()
         };
         for (group, entitled_ns) in window.groups.iter().zip(window.entitlements_ns()) {
@@ -220,7 +289,7 @@ impl<'a> Window<'a> {
         percent(cpu_time_ns, self.capacity_ns())
     }
 
-    fn entitlements_ns(&self) -> Vec<f64> {
+    fn entitlements_ns(&'a self) -> Vec<f64> {
         let place: HashMap<u32, usize> = self
             .groups
             .iter()
@@ -237,40 +306,10 @@ impl<'a> Window<'a> {
                 cap_ns: group.cap_ns(self.length_ns),
             })
             .collect();
-        self.bound_by_affinity(&mut claims);
+        let cpus_of = |group: &'a GroupInWindow| self.vm_cpus.get(&group.number);
+        let cpus_of: Vec<_> = self.groups.iter().map(cpus_of).collect();
+        bound_by_cpu_sets(self.length_ns as f64, &cpus_of, &mut claims);
         entitlements_ns(self.capacity_ns(), &claims)
-    }
-
-    /// VMs that share a set of CPUs cannot ask for more than the set has.
-    ///
-    /// Smaller sets come first, so that what they leave is divided in the larger
-    /// ones around them. Exact where sets are equal, nested or apart, as cpusets
-    /// are, and those outside have other CPUs to run on; where sets overlap in
-    /// part, a bound from above.
-    fn bound_by_affinity(&self, claims: &mut [entitlement::Group]) {
-        let mut sets: Vec<&BTreeSet<usize>> = self.vm_cpus.values().collect();
-        sets.sort_by_key(|set| (set.len(), *set));
-        sets.dedup();
-        for set in sets {
-            let is_inside = |group: &GroupInWindow| {
-                let allowed = self.vm_cpus.get(&group.number);
-                allowed.is_some_and(|allowed| allowed.is_subset(set))
-            };
-            let inside: Vec<bool> = self.groups.iter().map(is_inside).collect();
-            let mut alone = claims.to_vec();
-            for (claim, &inside) in alone.iter_mut().zip(&inside) {
-                if !inside {
-                    claim.demand_ns = 0.0;
-                }
-            }
-            let capacity_ns = self.length_ns as f64 * set.len() as f64;
-            let bounds = entitlements_ns(capacity_ns, &alone);
-            for ((claim, inside), bound_ns) in claims.iter_mut().zip(inside).zip(bounds) {
-                if inside {
-                    claim.demand_ns = bound_ns;
-                }
-            }
-        }
     }
 }
 
@@ -336,13 +375,18 @@ impl GroupInWindow {
             wakeups: self.used.wakeups,
             migrations: self.used.migrations,
             stacked_pct: of_vcpu_time(self.used.stacked_ns),
+            cohort: self.info.is_cohort,
+            sync_rate: self.info.sync_rate,
+            windows: self.used.windows,
+            windows_partial: self.used.windows_partial,
+            window_skew: self.used.window_skew.to_vec(),
             ..VmStats::default()
         }
     }
 }
 
 /// Nothing of nothing is 0 %.
-fn percent(part: f64, whole: f64) -> f64 {
+pub(crate) fn percent(part: f64, whole: f64) -> f64 {
     match whole > 0.0 {
         true => 100.0 * part / whole,
         false => 0.0,
@@ -356,6 +400,9 @@ fn difference(before: &intf::group_stats, after: &intf::group_stats) -> intf::gr
     }
     intf::group_stats {
         ipi_to_run: gained(before.ipi_to_run, after.ipi_to_run),
+        windows: after.windows.saturating_sub(before.windows),
+        windows_partial: after.windows_partial.saturating_sub(before.windows_partial),
+        window_skew: gained(before.window_skew, after.window_skew),
         yields_better: after.yields_better.saturating_sub(before.yields_better),
         yields_relaxed: after.yields_relaxed.saturating_sub(before.yields_relaxed),
         spin_exits: after.spin_exits.saturating_sub(before.spin_exits),

@@ -5,15 +5,15 @@ use crate::exit::{Exit, Failure};
 use crate::host::instance::{Claimed, Instance};
 use crate::host::paths::Host;
 use crate::host::preflight;
+use crate::mechanism::Switch;
 use crate::metrics::{HostStats, Reading};
 use crate::scheduler::{Ending, Scheduler, monotonic_ns};
 use crate::settings::{RunOptions, Settings};
+use crate::signals::watch_signals;
 use crate::stats_server::StatsServer;
 use crate::{systemd, table};
-use anyhow::{Context, Result};
-use signal_hook::consts::{SIGINT, SIGTERM};
+use anyhow::Result;
 use std::mem::MaybeUninit;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -26,10 +26,11 @@ const KVM_PERIOD: Duration = Duration::from_millis(500);
 
 /// Schedules the host until a signal, an error, or somebody else ends it.
 pub fn run(options: &RunOptions, host: &Host) -> Result<(), Failure> {
-    let settings = Settings::resolve(options).map_err(|error| Failure::new(Exit::Config, error))?;
-    preflight::check_host(host).map_err(refused)?;
+    let mut settings =
+        Settings::resolve(options).map_err(|error| Failure::new(Exit::Config, error))?;
+    preflight::check_host(host)?;
     let _instance = claim_instance(host)?;
-    preflight::check_now(host).map_err(refused)?;
+    preflight::check_now(host)?;
 
     let told_to_leave = watch_signals()?;
     let mut server = None;
@@ -44,6 +45,8 @@ pub fn run(options: &RunOptions, host: &Host) -> Result<(), Failure> {
         let mut watch = Watch::new(scheduler, server, &told_to_leave, &settings, host)?;
         systemd::ready("Scheduling this host");
         let reason = watch.until_end();
+        // What was switched stays so when the scheduler is loaded anew.
+        settings.mechanisms = watch.scheduler.mechanisms();
         systemd::stopping();
         match (watch.scheduler.leave(), reason) {
             (Ending::Removed(failure), _) => return Err(failure),
@@ -60,10 +63,6 @@ pub fn run(options: &RunOptions, host: &Host) -> Result<(), Failure> {
             }
         }
     }
-}
-
-fn refused(refusal: preflight::Refusal) -> Failure {
-    Failure::new(refusal.exit(), refusal)
 }
 
 fn claim_instance(host: &Host) -> Result<Instance, Failure> {
@@ -91,16 +90,6 @@ fn claim_instance(host: &Host) -> Result<Instance, Failure> {
             Err(Failure::new(Exit::AlreadyRunning, sentence))
         }
     }
-}
-
-/// A flag that SIGINT and SIGTERM raise.
-fn watch_signals() -> Result<Arc<AtomicBool>> {
-    let told_to_leave = Arc::new(AtomicBool::new(false));
-    for signal in [SIGINT, SIGTERM] {
-        signal_hook::flag::register(signal, Arc::clone(&told_to_leave))
-            .context("signals cannot be watched, so Cohort could not be stopped cleanly")?;
-    }
-    Ok(told_to_leave)
 }
 
 /// Why watching ended without a failure.
@@ -161,13 +150,16 @@ impl<'a, 'object> Watch<'a, 'object> {
                 return Ok(End::KvmCame);
             }
             if self.cookies.is_due() {
-                preflight::check_no_cookies(self.host).map_err(refused)?;
+                preflight::check_no_cookies(self.host)?;
             }
             if self.table.as_mut().is_some_and(Every::is_due) {
                 self.print_table()?;
             }
-            self.server
-                .answer(ATTENTION_PERIOD, || self.scheduler.read())?;
+            let scheduler = &mut self.scheduler;
+            self.server.answer(ATTENTION_PERIOD, |switches| {
+                switches.iter().for_each(|&switch| make(switch, scheduler));
+                scheduler.read()
+            })?;
         }
     }
 
@@ -189,6 +181,11 @@ impl<'a, 'object> Watch<'a, 'object> {
         ));
         table::print(&(table::render(&stats) + "\n"))
     }
+}
+
+fn make(switch: Switch, scheduler: &mut Scheduler<'_>) {
+    tracing::info!("{} is {} now", switch.mechanism.name(), switch.state());
+    scheduler.switch(switch);
 }
 
 /// Something that is to be done once in each period.

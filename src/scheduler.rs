@@ -2,25 +2,31 @@
 //! The loaded scheduler: puts the BPF part into the kernel, reads its counters,
 //! and takes it out again. When to do so is decided in `run.rs`.
 
-use crate::bpf::{intf, skel};
+use crate::bpf::{from_bytes, intf, skel};
 use crate::exit::{Exit, Failure};
 use crate::host::affinity::allowed_cpus;
-use crate::host::kvm::{HOOKABLE, Kvm, KvmWatch, hardware_ends_interrupts};
+use crate::host::kvm::{Kvm, KvmWatch, hardware_ends_interrupts};
 use crate::host::paths::Host;
-use crate::host::topology::{self, Domains};
-use crate::host::vm_name::vm_name;
-use crate::mechanism::all_but;
+use crate::host::topology::{self, Domains, Nodes};
+use crate::host::vm_identity::VmIdentity;
+use crate::mechanism::{self, Mechanisms, Switch};
 use crate::metrics::{GroupReading, Reading};
 use crate::settings::Settings;
+use crate::sight::{Seen, load_hooks};
 use anyhow::{Context, Result, bail, ensure};
 use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, OpenObject};
 use scx_utils::{ScxExitKind, scx_ops_attach, scx_ops_load, scx_ops_open, uei_exited, uei_report};
 use skel::{BpfSkel, BpfSkelBuilder, OpenBpfSkel};
-use std::mem::{MaybeUninit, size_of};
+use std::mem::MaybeUninit;
 use std::ptr;
 
 /// Groups are read in parts of this many, which fit in a few hundred KiB.
 const GROUPS_PER_READ: u32 = 512;
+
+/// NUMA nodes that the BPF side knows.
+const MAX_NODES: usize = intf::cohort_limits_MAX_NODES as usize;
+/// The kernel's distance within a node.
+const LOCAL_DISTANCE: u8 = 10;
 
 /// The scheduler while the kernel uses it.
 pub struct Scheduler<'object> {
@@ -30,6 +36,9 @@ pub struct Scheduler<'object> {
     kvm: KvmWatch,
     /// KVM was there when it was loaded, so what KVM does is seen.
     sees_kvm: bool,
+    /// A sentence for each thing that KVM does and that is not seen.
+    blind_spots: Vec<String>,
+    mechanisms: Mechanisms,
 }
 
 /// How a scheduler's time in the kernel ended.
@@ -63,15 +72,20 @@ impl<'object> Scheduler<'object> {
         let mut watch = KvmWatch::new(&host.proc, &host.sys);
         let kvm = watch.moved()?.flatten();
         let mut open = open(object).map_err(rejected)?;
+        let mut blind_spots = Vec::new();
         if let Some(kvm) = &kvm {
-            hook(&mut open, kvm, host);
+            let hardware = hardware_ends_interrupts(&host.sys);
+            let seen = Seen::of(kvm, hardware, &settings.blind);
+            load_hooks!(open, seen);
+            blind_spots = seen.blind_spots;
         }
-        let mut skel = configure_and_load(open, settings, &domains)?.map_err(rejected)?;
+        for sentence in &blind_spots {
+            tracing::warn!("{sentence}");
+        }
+        let mut skel = configure_and_load(open, settings, &domains, &Nodes::read(&host.sys))?
+            .map_err(rejected)?;
         tell_where_kvm_is(&mut skel, kvm.as_ref());
-        if let Some(data) = skel.maps.data_data.as_mut() {
-            // SAFETY: a live, aligned u32 that the BPF programs only read.
-            unsafe { ptr::write_volatile(&raw mut data.mechanisms, all_but(&settings.off)) };
-        }
+        turn_on(&mut skel, settings.mechanisms);
         let link = attach(&mut skel).map_err(rejected)?;
         tracing::info!(
             "Cohort schedules this host: {} CPU numbers in {} domains, slice {} us, watchdog {} ms",
@@ -86,12 +100,26 @@ impl<'object> Scheduler<'object> {
             host: host.clone(),
             kvm: watch,
             sees_kvm: kvm.is_some(),
+            blind_spots,
+            mechanisms: settings.mechanisms,
         })
     }
 
     /// Whether the kernel has stopped using it.
     pub fn has_exited(&self) -> bool {
         uei_exited!(&self.skel, uei)
+    }
+
+    /// Which mechanisms are on.
+    pub fn mechanisms(&self) -> Mechanisms {
+        self.mechanisms
+    }
+
+    /// Switches a mechanism; what it has begun already, such as a yield that is
+    /// owed, comes to its end.
+    pub fn switch(&mut self, switch: Switch) {
+        self.mechanisms = self.mechanisms.switched(switch);
+        turn_on(&mut self.skel, self.mechanisms);
     }
 
     /// Tells the BPF part where KVM is now, if that changed. Returns whether KVM came after Cohort was loaded: what
@@ -112,7 +140,10 @@ impl<'object> Scheduler<'object> {
         let mut reading = Reading {
             at_ns: monotonic_ns()?,
             cpus: u32::try_from(online.len()).context("more CPUs than can be counted")?,
-            events: self.events(),
+            host: self.host_stats(),
+            blind_spots: self.blind_spots.clone(),
+            mechanisms: self.mechanisms,
+            effects: self.effects().context("the effects cannot be read")?,
             ..Reading::at_load(0)
         };
         for group in &groups {
@@ -120,7 +151,7 @@ impl<'object> Scheduler<'object> {
                 continue;
             }
             let tgid = group.info.tgid;
-            let name = vm_name(&self.host.proc, tgid);
+            let name = VmIdentity::of(&self.host.proc, tgid).name;
             reading.vm_names.insert(group.number, name);
             if let Some(allowed) = allowed_cpus(&self.host.proc, tgid)
                 && !allowed.is_superset(&online)
@@ -142,14 +173,8 @@ impl<'object> Scheduler<'object> {
                 .lookup_batch(GROUPS_PER_READ, MapFlags::ANY, MapFlags::ANY)?;
         for (key, value) in parts {
             let number = u32::from_ne_bytes(key.as_slice().try_into()?);
-            ensure!(
-                value.len() >= size_of::<intf::cohort_group>(),
-                "a group has {} bytes, fewer than its description",
-                value.len()
-            );
-            // SAFETY: the value is long enough, begins with this struct by the
-            // contract of intf.h, and all its fields are integers.
-            let info = unsafe { ptr::read_unaligned(value.as_ptr().cast::<intf::cohort_group>()) };
+            // struct group begins with what Rust reads of it.
+            let info: intf::cohort_group = from_bytes(&value)?;
             if info.kind != intf::group_kind_GROUP_FREE {
                 groups.push(GroupReading { number, info });
             }
@@ -157,14 +182,27 @@ impl<'object> Scheduler<'object> {
         Ok(groups)
     }
 
-    fn events(&self) -> intf::host_stats {
+    fn host_stats(&self) -> intf::host_stats {
         let Some(bss) = &self.skel.maps.bss_data else {
-            return Reading::at_load(0).events;
+            return Reading::at_load(0).host;
         };
-        let events = &raw const bss.host_stats;
+        let stats = &raw const bss.host_stats;
         // SAFETY: both types are made from `struct host_stats` of intf.h. The
         // memory is shared with the kernel, which changes single u64s.
-        unsafe { ptr::read_volatile(events.cast::<intf::host_stats>()) }
+        unsafe { ptr::read_volatile(stats.cast::<intf::host_stats>()) }
+    }
+
+    fn effects(&self) -> Result<[u64; mechanism::COUNT]> {
+        let mut effects = [0; mechanism::COUNT];
+        for (number, effect) in (0_u32..).zip(&mut effects) {
+            let number = number.to_ne_bytes();
+            let map = &self.skel.maps.effects;
+            let of_cpus = map.lookup_percpu(&number, MapFlags::ANY)?;
+            for value in of_cpus.unwrap_or_default() {
+                *effect += u64::from_ne_bytes(value.as_slice().try_into()?);
+            }
+        }
+        Ok(effects)
     }
 
     /// Takes the scheduler out, if it is still in, and says how its time ended.
@@ -237,6 +275,7 @@ fn configure_and_load<'object>(
     mut open: OpenBpfSkel<'object>,
     settings: &Settings,
     domains: &Domains,
+    nodes: &Nodes,
 ) -> Result<Result<BpfSkel<'object>>> {
     let Some(constants) = open.maps.rodata_data.as_mut() else {
         bail!("the BPF object has no constants, so it cannot be configured; build it again");
@@ -252,6 +291,19 @@ fn configure_and_load<'object>(
         intf::cohort_limits_MAX_DOMAINS,
     );
     constants.cpu_domain[..domains.of_cpu.len()].copy_from_slice(&domains.of_cpu);
+    // What lies beyond the tables counts as near: the penalty for yields is all
+    // that depends on it.
+    constants.node_distance.fill(LOCAL_DISTANCE);
+    for (&cpu, &node) in &nodes.of_cpu {
+        if let (Some(place), Ok(node)) = (constants.cpu_node.get_mut(cpu), u8::try_from(node)) {
+            *place = node;
+        }
+    }
+    for (&(from, to), &distance) in &nodes.distances {
+        if from < MAX_NODES && to < MAX_NODES {
+            constants.node_distance[from * MAX_NODES + to] = distance;
+        }
+    }
     constants.nr_cpus = domains.of_cpu.len() as u32;
     constants.nr_domains = u32::from(domains.count);
     constants.slice_ns = settings.slice_us * 1000;
@@ -269,6 +321,13 @@ fn attach(skel: &mut BpfSkel<'_>) -> Result<Link> {
     scx_ops_attach!(skel, cohort_ops)
 }
 
+fn turn_on(skel: &mut BpfSkel<'_>, mechanisms: Mechanisms) {
+    if let Some(data) = skel.maps.data_data.as_mut() {
+        // SAFETY: a live, aligned u32 that the BPF programs only read.
+        unsafe { ptr::write_volatile(&raw mut data.mechanisms, mechanisms.bits()) };
+    }
+}
+
 fn tell_where_kvm_is(skel: &mut BpfSkel<'_>, kvm: Option<&Kvm>) {
     match kvm {
         None => tracing::info!("there is no KVM; Cohort waits for it"),
@@ -278,41 +337,6 @@ fn tell_where_kvm_is(skel: &mut BpfSkel<'_>, kvm: Option<&Kvm>) {
     if let Some(bss) = skel.maps.bss_data.as_mut() {
         // SAFETY: a live, aligned u64 that the BPF programs read while it changes.
         unsafe { ptr::write_volatile(&raw mut bss.kvm_preempt_ops_addr, address) };
-    }
-}
-
-/// Has the hooks loaded for what this KVM shows, and says what it does not.
-fn hook(open: &mut OpenBpfSkel<'_>, kvm: &Kvm, host: &Host) {
-    let [deliver, accept, eoi, pv_ipi, on_spin] = HOOKABLE.map(|hook| kvm.has.contains(hook));
-    if deliver && accept && eoi {
-        open.progs.ipi_begins.set_autoload(true);
-        open.progs.ipi_ends.set_autoload(true);
-        open.progs.ipi_accepted.set_autoload(true);
-        open.progs.ipi_answered.set_autoload(true);
-        open.progs.pv_ipi_begins.set_autoload(pv_ipi);
-        open.progs.pv_ipi_ends.set_autoload(pv_ipi);
-    } else {
-        tracing::warn!(
-            "IPIs between vCPUs are not seen: this kernel's KVM lacks a function that shows them. \
-             Yields go to KVM's own candidates"
-        );
-    }
-    if on_spin {
-        open.progs.spin_exit_begins.set_autoload(true);
-        open.progs.spin_exit_ends.set_autoload(true);
-    } else {
-        tracing::warn!(
-            "spin exits are not seen: this kernel's KVM has no kvm_vcpu_on_spin to attach to"
-        );
-    }
-    if let Some(hardware) = hardware_ends_interrupts(&host.sys) {
-        tracing::warn!(
-            "{hardware} is on: the ends of interrupts, and IPIs to vCPUs that run, are not seen. \
-             An IPI counts as answered when its receiver runs"
-        );
-        if let Some(constants) = open.maps.rodata_data.as_mut() {
-            constants.eois_hidden = true;
-        }
     }
 }
 

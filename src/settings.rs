@@ -3,7 +3,8 @@
 //! built in, in this order of precedence. What is wrong in the file is said with
 //! its line.
 
-use crate::mechanism::Mechanism;
+use crate::mechanism::{Mechanism, Mechanisms};
+use crate::sight::Sight;
 use anyhow::{Context, Result};
 use clap::Args;
 use serde::Deserialize;
@@ -29,7 +30,7 @@ pub struct RunOptions {
     /// Read settings from this TOML file; options on the command line win
     ///
     /// The file has the same settings as the command line, as keys: slice_us,
-    /// timeout_ms, stats_seconds, off. A key that does not exist, a wrong type and a
+    /// timeout_ms, stats_seconds, off, on, blind. A key that does not exist, a wrong type and a
     /// value out of range are errors that name the line.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -60,13 +61,27 @@ pub struct RunOptions {
     #[arg(long = "stats", value_name = "SECONDS", value_parser = parse_stats_seconds)]
     stats_seconds: Option<u64>,
 
-    /// Do without this mechanism; may be given several times [default: all are on]
+    /// Do without this mechanism; may be given several times [default: penalty, credit, grace]
     ///
     /// Each one can be left out, to see what it is worth on this host (`make
     /// bench` measures such command lines), or because it harms. What is given
-    /// here replaces the list in the file.
+    /// here and with --on replaces the lists in the file; `cohort set` switches
+    /// mechanisms later.
     #[arg(long, value_name = "MECHANISM")]
     off: Vec<Mechanism>,
+
+    /// Use this mechanism although it is off by default; may be given several times
+    #[arg(long, value_name = "MECHANISM")]
+    on: Vec<Mechanism>,
+
+    /// Do without looking at this; may be given several times [default: all is seen that this host shows]
+    ///
+    /// What shows it are hooks in KVM, which cost a little each time. Without
+    /// them, what they would have told is not known: mechanisms that rest on it
+    /// fall back to what KVM itself offers. What is given here replaces the list
+    /// in the file.
+    #[arg(long, value_name = "WHAT")]
+    blind: Vec<Sight>,
 }
 
 fn parse_slice_us(text: &str) -> Result<u64, String> {
@@ -106,6 +121,10 @@ struct SettingsFile {
     stats_seconds: Option<Spanned<u64>>,
     #[serde(default)]
     off: Vec<Mechanism>,
+    #[serde(default)]
+    on: Vec<Mechanism>,
+    #[serde(default)]
+    blind: Vec<Sight>,
 }
 
 /// The settings that `cohort run` works with.
@@ -117,8 +136,10 @@ pub struct Settings {
     pub timeout_ms: u32,
     /// Time between two tables on standard output, in seconds; no table if absent.
     pub stats_seconds: Option<u64>,
-    /// Mechanisms to do without.
-    pub off: Vec<Mechanism>,
+    /// Which mechanisms are on at the start.
+    pub mechanisms: Mechanisms,
+    /// What is not looked at.
+    pub blind: Vec<Sight>,
 }
 
 impl Settings {
@@ -139,9 +160,13 @@ impl Settings {
             slice_us: slice_us.unwrap_or(SLICE_US_DEFAULT),
             timeout_ms: timeout_ms.unwrap_or(TIMEOUT_MS_DEFAULT),
             stats_seconds,
-            off: match options.off.is_empty() {
-                true => file.off,
-                false => options.off.clone(),
+            mechanisms: match options.off.is_empty() && options.on.is_empty() {
+                true => Mechanisms::default_but(&file.on, &file.off),
+                false => Mechanisms::default_but(&options.on, &options.off),
+            },
+            blind: match options.blind.is_empty() {
+                true => file.blind,
+                false => options.blind.clone(),
             },
         })
     }
@@ -249,7 +274,8 @@ mod tests {
             slice_us: 4000,
             timeout_ms: 5_000,
             stats_seconds: None,
-            off: Vec::new(),
+            mechanisms: Mechanisms::default_but(&[], &[]),
+            blind: Vec::new(),
         };
         assert_eq!(defaults(), expected);
     }
@@ -274,7 +300,7 @@ mod tests {
             .filter_map(|line| line.strip_prefix('#'))
             .filter(|line| !line.starts_with(' ') && line.contains(" = "))
             .collect();
-        assert_eq!(uncommented.len(), 4, "each key is there once");
+        assert_eq!(uncommented.len(), 6, "each key is there once");
 
         let file = file(&uncommented.join("\n"));
         let options = RunOptions {
@@ -331,10 +357,14 @@ mod tests {
             config: Some(file.path().to_owned()),
             ..RunOptions::default()
         };
-        let off = |options: &RunOptions| Settings::resolve(options).expect("valid").off;
-        assert_eq!(off(&options), [Mechanism::Ipi, Mechanism::AdaptiveWindow]);
+        let on = |options: &RunOptions| Settings::resolve(options).expect("valid").mechanisms;
+        let of_file = [Mechanism::Ipi, Mechanism::AdaptiveWindow];
+        assert_eq!(on(&options), Mechanisms::default_but(&[], &of_file));
         options.off = vec![Mechanism::Turns];
-        assert_eq!(off(&options), [Mechanism::Turns]);
+        let expected = Mechanisms::default_but(&[], &[Mechanism::Turns]);
+        assert_eq!(on(&options), expected);
+        options.on = vec![Mechanism::Credit];
+        assert!(on(&options).contains(Mechanism::Credit));
 
         let (line, sentence) = error_of("slice_us = 1000\noff = [\"ipis\"]\n");
         assert_eq!(line, 2);

@@ -4,16 +4,11 @@
 use crate::exit::{Exit, Failure};
 use crate::host::paths::Host;
 use crate::metrics::HostStats;
-use crate::stats_server::socket_path;
+use crate::stats_server::connect;
 use crate::table;
-use anyhow::Context;
 use clap::Args;
-use scx_stats::StatsClient;
 use std::thread;
 use std::time::Duration;
-
-/// A busy host may take a moment; longer means that nobody is there.
-const ANSWER_TIMEOUT_MS: u64 = 5_000;
 
 /// The options of `cohort stats`.
 #[derive(Args, Clone, Debug)]
@@ -33,18 +28,7 @@ pub struct StatsOptions {
 
 /// Prints windows until told to stop, or until `cohort run` ends.
 pub fn stats(options: &StatsOptions, host: &Host) -> Result<(), Failure> {
-    let path = socket_path(host);
-    let mut client = StatsClient::new()
-        .set_path(&path)
-        .connect(Some(ANSWER_TIMEOUT_MS))
-        .map_err(|error| {
-            let sentence = format!(
-                "nobody answers at {}, so no `cohort run` is running here. Start it first, and \
-                 run this as root",
-                path.display()
-            );
-            Failure::new(Exit::NotRunning, error.context(sentence))
-        })?;
+    let mut client = connect(host)?;
     let mut printed = 0;
     loop {
         let host_stats: HostStats = client.request("stats", vec![]).map_err(|error| {
@@ -61,11 +45,10 @@ pub fn stats(options: &StatsOptions, host: &Host) -> Result<(), Failure> {
 }
 
 fn text(options: &StatsOptions, host_stats: &HostStats) -> Result<String, Failure> {
-    if !options.json {
-        return Ok(table::render(host_stats) + "\n");
+    if options.json {
+        return table::json_line(host_stats);
     }
-    let json = serde_json::to_string(host_stats).context("statistics cannot be written as JSON")?;
-    Ok(json + "\n")
+    Ok(table::render(host_stats) + "\n")
 }
 
 #[cfg(test)]

@@ -3,7 +3,7 @@
 
 use sd_notify::NotifyState;
 
-/// Cohort schedules the host now.
+/// It does now what it was started for.
 pub fn ready(status: &str) {
     notify(&[NotifyState::Ready, NotifyState::Status(status)]);
 }

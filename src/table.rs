@@ -1,10 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The table of VMs that `cohort run --stats` and `cohort stats` print.
+//! What goes to standard output or a new file: how columns are set, lines of JSON, and the one of VMs that
+//! `cohort run --stats` and `cohort stats` print.
 
 use crate::exit::{Exit, Failure};
 use crate::metrics::{HostStats, VmStats};
+use anyhow::Context;
+use serde::Serialize;
 use std::fmt::Write as _;
+use std::fs::File;
 use std::io::{self, ErrorKind, Write};
+use std::path::Path;
 
 const HEADINGS: [&str; 12] = [
     "VM",
@@ -36,11 +41,19 @@ pub fn render(host: &HostStats) -> String {
         let _ = write!(text, ", table full {} times", host.exhausted);
     }
     text.push('\n');
+    for sentence in &host.blind_spots {
+        let _ = writeln!(text, "{sentence}");
+    }
 
     let mut vms: Vec<&VmStats> = host.vms.values().collect();
     vms.sort_by(|a, b| b.share_pct.total_cmp(&a.share_pct));
-    let rows: Vec<[String; 12]> = vms.iter().map(|vm| cells(vm)).collect();
-    let widths: Vec<usize> = HEADINGS
+    let rows: Vec<Vec<String>> = vms.iter().map(|vm| cells(vm)).collect();
+    text + &columns(&HEADINGS, &rows)
+}
+
+/// A line of headings and one per row, each column as wide as it must be.
+pub fn columns(headings: &[&str], rows: &[Vec<String>]) -> String {
+    let widths: Vec<usize> = headings
         .iter()
         .enumerate()
         .map(|(column, heading)| {
@@ -48,16 +61,17 @@ pub fn render(host: &HostStats) -> String {
             cells.max().unwrap_or(0).max(heading.len())
         })
         .collect();
-    push_row(&mut text, &widths, &HEADINGS);
-    for row in &rows {
+    let mut text = String::new();
+    push_row(&mut text, &widths, headings);
+    for row in rows {
         push_row(&mut text, &widths, row);
     }
     text
 }
 
-fn cells(vm: &VmStats) -> [String; 12] {
+fn cells(vm: &VmStats) -> Vec<String> {
     let percent = |value: f64| format!("{value:.1}");
-    [
+    vec![
         vm.name.clone(),
         vm.vcpus.to_string(),
         percent(vm.share_pct),
@@ -83,6 +97,25 @@ fn push_row(text: &mut String, widths: &[usize], cells: &[impl AsRef<str>]) {
         };
     }
     text.push('\n');
+}
+
+/// `value` as one line of JSON.
+pub fn json_line(value: &impl Serialize) -> Result<String, Failure> {
+    let json = serde_json::to_string(value).context("the numbers cannot be written as JSON")?;
+    Ok(json + "\n")
+}
+
+/// Begins the file `path`, which is to be `what`.
+///
+/// # Errors
+/// When it exists (nothing is overwritten) or cannot be made.
+pub fn new_file(what: &str, path: &Path) -> anyhow::Result<File> {
+    File::create_new(path).with_context(|| {
+        format!(
+            "the {what} {} cannot be begun; an existing file is not overwritten",
+            path.display()
+        )
+    })
 }
 
 /// Writes `text` to standard output at once.

@@ -2,14 +2,35 @@
 /*
  * When a VM's vCPUs run together. Pure functions.
  *
- * Turns begin at the same time on all CPUs. A group's virtual time is common to
- * all CPUs too, so CPUs that choose at the same time choose the same group, and
- * its vCPUs run side by side without anybody telling anyone: a lock holder runs
- * when its waiters spin. Slices that each begin when the last one happened to
- * end would scatter a VM's vCPUs over the turns of its neighbours.
+ * Turns begin at the same time on all CPUs. Slices that each begin when the last
+ * one happened to end would scatter a VM's vCPUs over the turns of its
+ * neighbours.
+ *
+ * The CPU that first finds, in a turn, that it is a VM's time opens a window for
+ * it, and the other CPUs that its vCPUs wait for follow. So a lock holder runs
+ * when its waiters spin. A window lasts to the end of the turn. It is relaxed:
+ * it waits for nobody, leaves no CPU idle, and does not hold up whoever was owed
+ * more CPU time than the VM when it began.
+ *
+ * A VM whose vCPUs wait for each other much, by its score, is a cohort: those of
+ * its vCPUs that wake in its window interrupt vCPUs of others.
  */
 #ifndef COHORT_POLICY_COHORT_H
 #define COHORT_POLICY_COHORT_H
+
+#include "fair.h"
+
+enum cohort_consts {
+	TURN_PARTS = 16, /* of a turn: less than one is not worth a switch */
+	SYNC_ONE = 1024, /* of scores */
+	SYNC_ON = 200, /* signs per second of CPU time that make a cohort */
+	SYNC_OFF = 50, /* and below which it is none any more */
+	SYNC_RISE_NS = 20000000, /* of CPU time over which a score rises */
+	SYNC_FALL_NS = 2000000000, /* and falls */
+	SYNC_EVENTS_MOST = 1 << 20, /* that are counted at once */
+};
+
+#define SYNC_MOST (1ULL << 32) /* the highest score: 4 million a second */
 
 /*
  * What a task that starts at @now may run (ns): until the next turn begins, at
@@ -20,16 +41,67 @@ static inline u64 turn_left(u64 now, u64 base, u64 slice_ns)
 {
 	u64 left_ns = slice_ns - (now - base) % slice_ns;
 
-	return left_ns < slice_ns / 4 ? left_ns + slice_ns : left_ns;
+	return left_ns < slice_ns / TURN_PARTS ? left_ns + slice_ns : left_ns;
+}
+
+/* The number of the turn at whose end such a task has run that long. */
+static inline u64 turn_number(u64 now, u64 base, u64 slice_ns)
+{
+	return (now - base + slice_ns / TURN_PARTS - 1) / slice_ns;
 }
 
 /*
  * Where turns have to end so that a tick, which comes at @tick and ends a slice
- * only if that is over, ends all of them on all CPUs.
+ * only if that is over, ends all of them on all CPUs: @base, moved by as little
+ * as possible so that turns keep their numbers. 0 is a @base to begin with.
  */
-static inline u64 turn_base(u64 tick, u64 slice_ns)
+static inline u64 turn_base(u64 tick, u64 base, u64 slice_ns)
 {
-	return tick - slice_ns / 8;
+	u64 ahead_ns = (tick - slice_ns / 8 - base) % slice_ns;
+
+	return base + ahead_ns - (ahead_ns > slice_ns / 2 ? slice_ns : 0);
+}
+
+/*
+ * A VM's score after @events signs that its vCPUs wait for each other (spin
+ * exits, yields, IPIs to vCPUs that were preempted) within @used_ns of its CPU
+ * time: their number per second of CPU time, times SYNC_ONE, averaged. It rises
+ * quickly and falls slowly, as running together makes the signs disappear.
+ */
+static inline u64 sync_score(u64 score, u64 events, u64 used_ns)
+{
+	u64 rate, over_ns;
+
+	if (!used_ns)
+		return score;
+	if (events > SYNC_EVENTS_MOST)
+		events = SYNC_EVENTS_MOST;
+	rate = events * SYNC_ONE * 1000000000 / used_ns;
+	if (rate > SYNC_MOST)
+		rate = SYNC_MOST;
+	over_ns = rate > score ? SYNC_RISE_NS : SYNC_FALL_NS;
+	if (used_ns >= over_ns)
+		return rate;
+	if (rate > score)
+		return score + (rate - score) * used_ns / over_ns;
+	return score - (score - rate) * used_ns / over_ns;
+}
+
+/* Is a VM with this score, and which @was one or not, a cohort now? */
+static inline bool synchronises(bool was, u64 score)
+{
+	return score >= (was ? SYNC_OFF : SYNC_ON) * SYNC_ONE;
+}
+
+/*
+ * Whoever stands before this virtual time is not held up by the window of a VM
+ * that stood at @vtime when it began, and whose slices cost @slice_cost each.
+ * CPUs that choose at the same time see slightly different virtual times: what
+ * differs by less than a part of a slice must not part them.
+ */
+static inline u64 window_bound(u64 vtime, u64 slice_cost)
+{
+	return vtime - slice_cost / 4;
 }
 
 #endif /* COHORT_POLICY_COHORT_H */

@@ -50,6 +50,26 @@ static inline bool target_replaces(enum target_rank rank, bool offered,
 	return rank > best || (rank == best && offered);
 }
 
+/*
+ * May a sibling that was preempted in guest kernel mode, where it may hold a lock
+ * or an RCU read side, run before the first of its VM's queue? Both virtual times
+ * (ns) are inside the VM: it is a slice ahead of the first at most, so that is how
+ * long the first waits for it, and it is charged as always.
+ */
+static inline bool returns_early(u64 vtime, u64 first_vtime, u64 slice_ns)
+{
+	return (s64)(vtime - first_vtime) <= (s64)slice_ns;
+}
+
+/*
+ * How much longer (ns) a vCPU may run that is in guest kernel mode when its slice
+ * ends: an RCU read side or a short lock is over by then. Once per slice.
+ */
+static inline u64 grace_ns(u64 slice_ns)
+{
+	return slice_ns / 8;
+}
+
 /* What is known of an offer when KVM makes it. */
 struct yield_offer {
 	bool sibling; /* both are threads of one VM */

@@ -6,6 +6,7 @@
  *   threads=N            default: the number of CPUs of this process
  *   work=N               iterations of an empty loop per operation
  *   pause_window_us=N    plain loads between two PAUSEs of a spin loop
+ *   locked_percent=N     spin: part of the work that is done inside the lock
  *   policy=spin|sleep    how the barrier waits
  *   directory=PATH       files: counts when a file in this folder was written and closed,
  *   operations=N         and this many operations each time
@@ -37,7 +38,9 @@
 _Static_assert(sizeof(struct counter_page) == PAGE_BYTES,
 	       "the counters fill exactly one page");
 
-struct options options = { .work = 600000, .directory = ".", .operations = 1 };
+struct options options = {
+	.work = 600000, .locked_percent = 33, .directory = ".", .operations = 1
+};
 
 static const struct workload {
 	const char *name;
@@ -103,6 +106,8 @@ static void parse_option(char *option)
 		options.threads = number(option, value);
 	else if (!strcmp(option, "work"))
 		options.work = number(option, value);
+	else if (!strcmp(option, "locked_percent"))
+		options.locked_percent = number(option, value);
 	else if (!strcmp(option, "pause_window_us"))
 		pause_window_us = number(option, value);
 	else if (!strcmp(option, "counters_file"))

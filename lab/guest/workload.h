@@ -37,6 +37,8 @@ struct options {
 	uint64_t work;
 	/* Time of plain loads between two PAUSE instructions of a spin loop, in TSC ticks. */
 	uint64_t pause_window_ticks;
+	/* Spin only: part of the work that is done inside the lock. */
+	uint64_t locked_percent;
 	/* Barrier only: wait in the kernel (futex) instead of spinning. */
 	bool sleeping;
 	/* Files only: the folder to watch, and the operations that a file written there stands for. */

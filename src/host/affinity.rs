@@ -12,14 +12,15 @@ pub fn allowed_cpus(proc: &Path, tgid: u32) -> Option<BTreeSet<usize>> {
     let threads = fs::read_dir(proc.join(format!("{tgid}/task"))).ok()?;
     let allowed: BTreeSet<usize> = threads
         .flatten()
-        .filter_map(|thread| fs::read_to_string(thread.path().join("status")).ok())
-        .filter_map(|status| allowed_in(&status))
+        .filter_map(|thread| allowed_cpus_of_thread(&thread.path()))
         .flatten()
         .collect();
     (!allowed.is_empty()).then_some(allowed)
 }
 
-fn allowed_in(status: &str) -> Option<Vec<usize>> {
+/// The CPUs on which the thread with the folder `thread` in procfs may run.
+pub fn allowed_cpus_of_thread(thread: &Path) -> Option<Vec<usize>> {
+    let status = fs::read_to_string(thread.join("status")).ok()?;
     let list = status
         .lines()
         .find_map(|line| line.strip_prefix("Cpus_allowed_list:"))?;

@@ -3,10 +3,11 @@
 
 pub mod affinity;
 pub mod btf;
+pub mod cgroups;
 pub mod cookies;
 pub mod instance;
 pub mod kvm;
 pub mod paths;
 pub mod preflight;
 pub mod topology;
-pub mod vm_name;
+pub mod vm_identity;

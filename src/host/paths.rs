@@ -69,5 +69,14 @@ pub(crate) mod fixture {
             fs::write(path, text).expect("the file can be written");
             self
         }
+
+        /// Makes `path`, which is relative to the root, a link to `target`, which need not be there.
+        pub(crate) fn with_link(self, path: &str, target: &str) -> Self {
+            let path = self.folder.path().join(path);
+            let parent = path.parent().expect("the path has a folder");
+            fs::create_dir_all(parent).expect("the folder can be made");
+            std::os::unix::fs::symlink(target, path).expect("the link can be made");
+            self
+        }
     }
 }

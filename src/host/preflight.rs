@@ -5,7 +5,7 @@
 //! before those he can (privileges, another scheduler). Whether another
 //! instance runs is found out by `instance.rs`, which must keep its file anyway.
 
-use crate::exit::Exit;
+use crate::exit::{Exit, Failure};
 use crate::host::btf;
 use crate::host::cookies::{CookieHolder, find_cookie, kernel_cookie};
 use crate::host::paths::Host;
@@ -118,11 +118,23 @@ impl Refusal {
     }
 }
 
+impl From<Refusal> for Failure {
+    fn from(refusal: Refusal) -> Self {
+        Failure::new(refusal.exit(), refusal)
+    }
+}
+
 /// Checks what stays as it is: the machine, the kernel and the caller.
 pub fn check_host(host: &Host) -> Result<(), Refusal> {
     check_architecture(std::env::consts::ARCH)?;
     check_kernel(host)?;
     check_btf(host)?;
+    check_privileges(host)
+}
+
+/// Checks what the observer needs of the machine and the caller.
+pub fn check_observer(host: &Host) -> Result<(), Refusal> {
+    check_architecture(std::env::consts::ARCH)?;
     check_privileges(host)
 }
 
@@ -211,7 +223,7 @@ fn check_no_other_scheduler(host: &Host) -> Result<(), Refusal> {
     let give_up = Instant::now() + LEAVE_TIMEOUT;
     let mut said = false;
     loop {
-        let state = read(&host.sys.join("kernel/sched_ext/state"))?;
+        let state = sched_ext_state(host)?;
         match state.as_str() {
             "disabled" => return Ok(()),
             "disabling" if Instant::now() < give_up => {
@@ -222,12 +234,32 @@ fn check_no_other_scheduler(host: &Host) -> Result<(), Refusal> {
                 thread::sleep(LEAVE_POLL);
             }
             _ => {
-                // It may leave between the two reads: then its name is empty.
-                let name = read(&host.sys.join("kernel/sched_ext/root/ops")).unwrap_or_default();
+                // It may leave between the two reads: then it has no name.
+                let name = scheduler_name(host).unwrap_or_default();
                 return Err(Refusal::OtherScheduler { name, state });
             }
         }
     }
+}
+
+/// The state of sched_ext: "disabled", "enabling", "enabled" or "disabling".
+///
+/// # Errors
+/// When this kernel has no sched_ext.
+pub fn sched_ext_state(host: &Host) -> Result<String, Refusal> {
+    read(&host.sys.join("kernel/sched_ext/state"))
+}
+
+/// The sched_ext scheduler that is loaded, or leaving, by the name of its operations.
+pub fn loaded_scheduler(host: &Host) -> Option<String> {
+    let state = sched_ext_state(host).ok()?;
+    (state != "disabled").then(|| scheduler_name(host).unwrap_or(state))
+}
+
+/// The name of the sched_ext operations that are loaded now.
+pub fn scheduler_name(host: &Host) -> Option<String> {
+    let name = read(&host.sys.join("kernel/sched_ext/root/ops")).ok()?;
+    (!name.is_empty()).then_some(name)
 }
 
 /// Checks that no thread uses core scheduling. Also called while Cohort runs.

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Which CPUs share a last-level cache: the domains of the scheduler.
+//! Which CPUs share a last-level cache: the domains of the scheduler. And how far
+//! the nodes of two CPUs are from each other.
 //!
 //! scx_utils has a topology of its own, but it knows online CPUs only, and it
 //! reads the running host and nothing else. A domain is needed for each CPU that
@@ -102,6 +103,42 @@ fn read_cpu_list(path: &Path) -> Result<Vec<usize>> {
     })
 }
 
+/// The NUMA node of each CPU, and how far they are from each other.
+#[derive(Clone, Debug, Eq, PartialEq)]
+pub struct Nodes {
+    /// CPU number to node number; a CPU that no node names has node 0.
+    pub of_cpu: BTreeMap<usize, usize>,
+    /// By pairs of node numbers, as the kernel gives it: 10 is within a node.
+    pub distances: BTreeMap<(usize, usize), u8>,
+}
+
+impl Nodes {
+    /// Reads the nodes from `sys`; none on a kernel that knows no NUMA.
+    pub fn read(sys: &Path) -> Self {
+        let folder = sys.join("devices/system/node");
+        let mut nodes = Self {
+            of_cpu: BTreeMap::new(),
+            distances: BTreeMap::new(),
+        };
+        let Ok(numbers) = read_cpu_list(&folder.join("online")) else {
+            return nodes;
+        };
+        for &node in &numbers {
+            let node_folder = folder.join(format!("node{node}"));
+            let cpus = read_cpu_list(&node_folder.join("cpulist")).unwrap_or_default();
+            nodes.of_cpu.extend(cpus.into_iter().map(|cpu| (cpu, node)));
+            let text = fs::read_to_string(node_folder.join("distance")).unwrap_or_default();
+            let distances = text.split_whitespace().map(str::parse);
+            for (&other, distance) in numbers.iter().zip(distances) {
+                nodes
+                    .distances
+                    .insert((node, other), distance.unwrap_or(u8::MAX));
+            }
+        }
+        nodes
+    }
+}
+
 /// The CPUs that are online now.
 pub fn online_cpus(sys: &Path) -> Result<BTreeSet<usize>> {
     let online = read_cpu_list(&sys.join("devices/system/cpu/online"))?;
@@ -181,5 +218,32 @@ mod tests {
     fn no_list_of_cpus_is_an_error_that_names_the_file() {
         let error = Domains::read(&Fixture::new().host().sys).expect_err("nothing to read");
         assert!(error.to_string().contains("devices/system/cpu/possible"));
+    }
+
+    #[test]
+    fn nodes_have_their_cpus_and_distances() {
+        let node = |fixture: Fixture, node: usize, cpus: &str, distance: &str| {
+            let folder = format!("sys/devices/system/node/node{node}");
+            fixture
+                .with(&format!("{folder}/cpulist"), cpus)
+                .with(&format!("{folder}/distance"), distance)
+        };
+        let fixture = Fixture::new().with("sys/devices/system/node/online", "0,2\n");
+        let fixture = node(fixture, 0, "0-1\n", "10 21\n");
+        let fixture = node(fixture, 2, "2,5\n", "21 10\n");
+        let nodes = Nodes::read(&fixture.host().sys);
+        assert_eq!(
+            nodes.of_cpu,
+            BTreeMap::from([(0, 0), (1, 0), (2, 2), (5, 2)])
+        );
+        assert_eq!(
+            (nodes.distances[&(0, 2)], nodes.distances[&(2, 2)]),
+            (21, 10)
+        );
+    }
+
+    #[test]
+    fn a_kernel_without_numa_has_no_nodes() {
+        assert!(Nodes::read(&Fixture::new().host().sys).of_cpu.is_empty());
     }
 }

@@ -8,10 +8,12 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use cohort::compare::scheduler;
 use cohort::exit::Exit;
+use cohort::metrics::HostStats;
+use cohort::wait::wait_for;
 use cohort_lab::inside::booted::{BootedGuest, GuestSpec, Workload, start_all};
-use cohort_lab::inside::process::{start, wait_for};
-use cohort_lab::inside::scheduler;
+use cohort_lab::inside::process::start;
 use cohort_micro::Spec;
 use nix::sys::signal::Signal;
 
@@ -61,6 +63,16 @@ fn enter_and_leave() -> Result<()> {
         guests.iter().try_for_each(assert_progress)?;
     }
     Ok(())
+}
+
+/// A guest that will not be there for long: busy, or with IPIs that nobody has answered when it dies.
+pub fn passing(name: &str, number: usize) -> Spec {
+    match number % 3 {
+        2 => Spec::new(name)
+            .vcpu("loop: ipi 1 0x41; compute 20us")
+            .vcpu("loop: compute 1ms"),
+        vcpus => busy(name, 1 + vcpus),
+    }
 }
 
 /// Two vCPUs that sleep and wake each other.
@@ -131,19 +143,34 @@ fn cpu_hotplug() -> Result<()> {
 fn vm_churn() -> Result<()> {
     let beside = Guest::busy("beside", 2)?;
     let cohort = start_cohort()?;
-    let before = cohort_stats()?.vms.len();
-    for round in 0..100 {
-        let guests = (0..10)
-            .map(|i| Guest::start(&busy(&format!("churn{round}-{i}"), 1 + i % 2)))
-            .collect::<Result<Vec<_>>>()?;
-        drop(guests);
-    }
+    let come_and_go = |rounds: std::ops::Range<usize>| -> Result<HostStats> {
+        for round in rounds {
+            let guests = (0..10)
+                .map(|i| Guest::start(&passing(&format!("churn{round}-{i}"), i)))
+                .collect::<Result<Vec<_>>>()?;
+            drop(guests);
+        }
+        cohort_stats()
+    };
+    // What the first ones need may stay: queues of the cgroups they started in.
+    let before = come_and_go(0..1)?;
+    let stats = come_and_go(1..100)?;
     assert_progress(&beside)?;
-    let stats = cohort_stats()?;
+    let used = |stats: &HostStats| (stats.groups_used, stats.queues_used, stats.lanes_used);
+    println!(
+        "    groups, queues, lanes in use: {:?}, then {:?}",
+        used(&before),
+        used(&stats)
+    );
     ensure!(
-        stats.vms.len() <= before.max(1),
+        stats.vms.len() == 1,
         "VMs that are gone are still known: {:?}",
         stats.vms
+    );
+    let (before, after) = (used(&before), used(&stats));
+    ensure!(
+        after.0 <= before.0 && after.1 <= before.1 + 4 && after.2 <= before.2,
+        "groups, queues and lanes of VMs that are gone were not given back: {before:?}, then {after:?}"
     );
     ensure!(
         stats.exhausted == 0,

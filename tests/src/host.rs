@@ -2,18 +2,26 @@
 //! What the tests share: Cohort running under the harness's eyes, guests in cgroups of their own, and the CPU time that
 //! each of them got.
 
+use std::io::{BufRead, BufReader};
 use std::path::Path;
-use std::process::{Child, Command};
-use std::thread::sleep;
+use std::process::{Child, Command, Stdio};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, bail, ensure};
+use cohort::compare::notify::Notifications;
+use cohort::compare::scheduler::{RunningScheduler, Scheduler};
+use cohort::exit::Exit;
 use cohort::metrics::{HostStats, VmStats};
+use cohort::view::{HostView, VcpuView};
+use cohort::wait::wait_for;
 use cohort_lab::inside::cgroup::Cgroup;
 use cohort_lab::inside::info::LabInfo;
 use cohort_lab::inside::process::{confine, start};
-use cohort_lab::inside::scheduler::{RunningScheduler, Scheduler};
+use cohort_lab::inside::windows::LOGS;
 use cohort_micro::{Running, Spec};
+use serde::de::DeserializeOwned;
 
 /// A stall this long ends the scheduler in every test, well below the default.
 const WATCHDOG_MS: &str = "2000";
@@ -30,7 +38,7 @@ pub fn start_cohort() -> Result<RunningScheduler> {
 /// The same with further options.
 pub fn start_cohort_with(options: &[&str]) -> Result<RunningScheduler> {
     Scheduler::cohort(&[&["--timeout-ms", WATCHDOG_MS], options].concat())
-        .start()?
+        .start(Path::new(LOGS))?
         .context("cohort is a program, so there is one to stop")
 }
 
@@ -152,6 +160,7 @@ impl HostLoad {
 
     /// CPU time that each process gets in `window`, ns.
     pub fn cpu_times_ns(&self, window: Duration) -> Result<Vec<u64>> {
+        let cpu_time_ns = |pid| Ok(schedstat_ns(pid)?.0);
         let read = || self.pids().into_iter().map(cpu_time_ns).collect();
         Ok(gained(window, read)?.0)
     }
@@ -173,15 +182,13 @@ impl Drop for HostLoad {
     }
 }
 
-/// CPU time of the first thread of process `pid`, ns.
-pub fn cpu_time_ns(pid: u32) -> Result<u64> {
-    let path = format!("/proc/{pid}/schedstat");
+/// CPU time of thread `tid`, and how long it waited for a CPU, as the kernel counts them, ns.
+pub fn schedstat_ns(tid: u32) -> Result<(u64, u64)> {
+    let path = format!("/proc/{tid}/schedstat");
     let text = std::fs::read_to_string(&path).with_context(|| format!("{path} cannot be read"))?;
-    text.split(' ')
-        .next()
-        .context("schedstat is empty")?
-        .parse()
-        .context("schedstat is no number")
+    let mut words = text.split(' ').map(str::parse);
+    let mut next = || words.next().context("schedstat has three numbers");
+    Ok((next()??, next()??))
 }
 
 /// What each of the counters that `read` reads gains in `window`, and how long that really was.
@@ -242,17 +249,131 @@ pub fn assert_ratio(shares: &[f64], weights: &[f64], tolerance: f64) -> Result<(
 
 /// What Cohort counted since it was loaded.
 pub fn cohort_stats() -> Result<HostStats> {
+    cohort_json(&["stats", "--count", "1"])
+}
+
+/// What the observer sees in a window of `seconds`.
+pub fn watch(seconds: u32) -> Result<HostView> {
+    let seconds = seconds.to_string();
+    cohort_json(&["watch", "--count", "1", "--interval-s", &seconds])
+}
+
+/// All vCPUs of `guest` in `view`.
+pub fn vcpus_of<'a>(view: &'a HostView, guest: &Guest) -> Result<&'a VcpuView> {
+    let vm = view.vms.get(&(guest.micro.pid() as u32));
+    Ok(&vm.context("the observer does not see the VM")?.all)
+}
+
+/// Runs `command`, which must end as `exit` says, with `word` in its sentence.
+pub fn refused(command: &mut Command, exit: Exit, word: &str) -> Result<()> {
+    let output = command.stdin(Stdio::null()).output()?;
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    println!("    {}: {}", output.status, said.trim());
+    ensure!(
+        output.status.code() == Some(exit.code().into()) && said.contains(word),
+        "{command:?} ended with {}, and \"{word}\" is wanted in: {said}",
+        output.status
+    );
+    Ok(())
+}
+
+/// `cohort SUBCOMMAND` without root must be refused.
+pub fn refused_without_root(subcommand: &str) -> Result<()> {
+    let mut command = Command::new("setpriv");
+    command.args([
+        "--reuid=65534",
+        "--regid=65534",
+        "--clear-groups",
+        "cohort",
+        subcommand,
+    ]);
+    refused(&mut command, Exit::NoPrivileges, "root")
+}
+
+/// `cohort watch` for some windows, in which the test does something.
+pub struct Watch {
+    process: Child,
+    lines: Receiver<std::io::Result<String>>,
+}
+
+impl Watch {
+    /// Returns when the first of `windows` of `seconds` has begun.
+    pub fn begin(windows: u32, seconds: u32) -> Result<Self> {
+        let notifications = Notifications::new()?;
+        let mut process = Command::new(COHORT)
+            .args(["watch", "--json", "--count"])
+            .args([&windows.to_string(), "--interval-s", &seconds.to_string()])
+            .env("NOTIFY_SOCKET", notifications.path())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("cohort watch")?;
+        let stdout = process.stdout.take().context("its output is piped")?;
+        let (sender, lines) = channel();
+        spawn(move || {
+            let lines = BufReader::new(stdout).lines();
+            // Whoever does not want more has gone.
+            lines.for_each(|line| sender.send(line).unwrap_or(()));
+        });
+        let watch = Self { process, lines };
+        wait_for("cohort watch", PATIENCE, || {
+            Ok(notifications.ready().then_some(()))
+        })?;
+        Ok(watch)
+    }
+
+    /// Process id of the observer.
+    pub fn pid(&self) -> u32 {
+        self.process.id()
+    }
+
+    /// Waits for the end of the next window; what was seen in it.
+    pub fn window(&self) -> Result<HostView> {
+        self.window_while(|| ())
+    }
+
+    /// Waits for the end of the first window that has not begun yet.
+    pub fn later_window(&self) -> Result<HostView> {
+        while self.lines.try_recv().is_ok() {}
+        self.window()?;
+        self.window()
+    }
+
+    /// Waits for the end of the next window, and does something about every half a millisecond until then.
+    pub fn window_while(&self, mut what: impl FnMut()) -> Result<HostView> {
+        let line = loop {
+            match self.lines.recv_timeout(Duration::from_micros(500)) {
+                Ok(line) => break line?,
+                Err(RecvTimeoutError::Timeout) => what(),
+                Err(RecvTimeoutError::Disconnected) => bail!("cohort watch has ended"),
+            }
+        };
+        serde_json::from_str(&line)
+            .with_context(|| format!("cohort watch prints what this test does not know: {line}"))
+    }
+}
+
+impl Drop for Watch {
+    fn drop(&mut self) {
+        // It may have ended after its last window.
+        let _ = self.process.kill();
+        let _ = self.process.wait();
+    }
+}
+
+/// What `cohort` prints with these arguments and `--json`.
+pub fn cohort_json<T: DeserializeOwned>(arguments: &[&str]) -> Result<T> {
     let output = Command::new(COHORT)
-        .args(["stats", "--json", "--count", "1"])
+        .args(arguments)
+        .arg("--json")
         .output()
-        .context("cohort stats")?;
+        .with_context(|| format!("cohort {arguments:?}"))?;
     ensure!(
         output.status.success(),
-        "cohort stats: {}",
+        "cohort {arguments:?}: {}",
         String::from_utf8_lossy(&output.stderr)
     );
     serde_json::from_slice(&output.stdout)
-        .context("cohort stats prints JSON that this test does not know")
+        .with_context(|| format!("cohort {arguments:?} prints JSON that this test does not know"))
 }
 
 /// What Cohort counted for the VM of process `pid` since it was loaded.

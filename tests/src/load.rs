@@ -6,11 +6,15 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
+use cohort::compare::scheduler;
 use cohort::exit::Exit;
-use cohort_lab::inside::scheduler;
+use cohort::wait::wait_for;
 
 use crate::Test;
-use crate::host::{Guest, lab, start_cohort, stop_cohort, vm_stats};
+use crate::host::{
+    Guest, PATIENCE, busy, cohort_stats, lab, refused, refused_without_root, start_cohort,
+    stop_cohort, vcpus_of, vm_stats, watch,
+};
 
 pub const TESTS: &[Test] = &[
     (
@@ -22,6 +26,8 @@ pub const TESTS: &[Test] = &[
         "a_vm_started_after_it_is_recognised_and_forgotten",
         newer_vm,
     ),
+    ("a_vm_of_256_vcpus_most_of_them_idle_runs", wide_vm),
+    ("the_observer_sees_a_vm_under_any_scheduler", watched),
     (
         "a_second_instance_is_refused_with_its_own_exit_code",
         second_instance,
@@ -69,24 +75,57 @@ fn newer_vm() -> Result<()> {
     stop_cohort(cohort)
 }
 
-fn run_refused(command: &mut Command, exit: Exit, word: &str) -> Result<()> {
-    let output = command.output()?;
-    let said = String::from_utf8_lossy(&output.stderr).into_owned();
-    ensure!(
-        output.status.code() == Some(exit.code().into()),
-        "it ended with {}: {said}",
-        output.status
-    );
-    ensure!(
-        said.contains(word),
-        "its sentence does not say \"{word}\": {said}"
-    );
-    Ok(())
+/// Two of its vCPUs work, the others sleep and look around now and then, as idle guests do.
+fn wide_vm() -> Result<()> {
+    let cohort = start_cohort()?;
+    let wide = (0..254).fold(busy("wide", 2), |spec, _| spec.vcpu("loop: sleep 2s"));
+    let guest = Guest::start(&wide)?;
+    let pid = guest.micro.pid() as u32;
+    wait_for("all vCPUs of the wide VM", PATIENCE, || {
+        Ok((vm_stats(pid)?.vcpus == 256).then_some(()))
+    })?;
+    let before = guest.micro.state.progress();
+    wait_for("progress of the wide VM", PATIENCE, || {
+        Ok((guest.micro.state.progress() > before).then_some(()))
+    })?;
+    let exhausted = cohort_stats()?.exhausted;
+    ensure!(exhausted == 0, "{exhausted} tasks found no queue");
+    drop(guest);
+    stop_cohort(cohort)
+}
+
+fn watched() -> Result<()> {
+    let guest = Guest::busy("watched", 3)?;
+    let sees = |scheduler: &str| -> Result<()> {
+        let view = watch(1)?;
+        let all = vcpus_of(&view, &guest)?;
+        println!(
+            "    {}: {} vCPUs run {:.1} %, ready {:.1} %",
+            view.scheduler, all.vcpus, all.run_pct, all.ready_pct
+        );
+        ensure!(
+            view.scheduler.starts_with(scheduler),
+            "it takes {} for the scheduler",
+            view.scheduler
+        );
+        ensure!(all.vcpus == 3, "{} vCPUs are seen, not 3", all.vcpus);
+        ensure!(
+            all.run_pct > 10.0 && all.ready_pct > 10.0 && all.run_pct + all.ready_pct > 95.0,
+            "three busy vCPUs on two CPUs run {:.1} % and wait {:.1} % of the time",
+            all.run_pct,
+            all.ready_pct
+        );
+        Ok(())
+    };
+    sees("stock")?;
+    let cohort = start_cohort()?;
+    sees("cohort")?;
+    stop_cohort(cohort)
 }
 
 fn second_instance() -> Result<()> {
     let cohort = start_cohort()?;
-    run_refused(
+    refused(
         Command::new("cohort").arg("run"),
         Exit::AlreadyRunning,
         "running",
@@ -95,13 +134,5 @@ fn second_instance() -> Result<()> {
 }
 
 fn no_privileges() -> Result<()> {
-    let mut command = Command::new("setpriv");
-    command.args([
-        "--reuid=65534",
-        "--regid=65534",
-        "--clear-groups",
-        "cohort",
-        "run",
-    ]);
-    run_refused(&mut command, Exit::NoPrivileges, "root")
+    refused_without_root("run")
 }

@@ -2,15 +2,22 @@
 //! Behaviour of Cohort on a real KVM host: `cohort-tests SUITE` runs one suite, inside the lab, as root. A suite is
 //! what fits one boot of the lab; `tests/run` boots them all. Each test is a sentence about behaviour.
 
+mod against;
+mod cohorts;
+mod compare;
 mod faults;
 mod host;
+mod libvirt;
 mod load;
+mod observe;
 mod shares;
+mod soak;
 mod yields;
 
 use clap::{Parser, ValueEnum};
-use cohort_lab::inside::scheduler;
+use cohort::compare::scheduler;
 use libtest_mimic::{Arguments, Failed, Trial};
+use std::time::Instant;
 
 /// Runs one suite of tests; further arguments as of `cargo test`.
 #[derive(Parser)]
@@ -28,6 +35,18 @@ enum Suite {
     Shares,
     /// Directed yields reach their target; wants a dilated lab
     Yields,
+    /// VMs whose vCPUs wait for each other run together; wants a dilated lab
+    Cohorts,
+    /// What the observer shows is true; wants a dilated lab
+    Observe,
+    /// VMs as libvirt makes them; undilated, as they boot
+    Libvirt,
+    /// Better than the stock scheduler, side by side; wants a dilated lab
+    Against,
+    /// `cohort compare` on guests that run; undilated
+    Compare,
+    /// The same for as long as COHORT_SOAK_MINUTES say, 30 without; undilated
+    Soak,
     /// Nothing that happens to the host or its guests stops it; undilated
     Faults,
 }
@@ -41,6 +60,12 @@ fn main() {
         Suite::Load => load::TESTS,
         Suite::Shares => shares::TESTS,
         Suite::Yields => yields::TESTS,
+        Suite::Cohorts => cohorts::TESTS,
+        Suite::Observe => observe::TESTS,
+        Suite::Libvirt => libvirt::TESTS,
+        Suite::Against => against::TESTS,
+        Suite::Compare => compare::TESTS,
+        Suite::Soak => soak::TESTS,
         Suite::Faults => faults::TESTS,
     };
     let mut arguments =
@@ -56,6 +81,7 @@ fn main() {
 
 /// Runs a test. A scheduler that ended by itself fails it, and is a part of the failure if something else did.
 fn run(test: fn() -> anyhow::Result<()>) -> Result<(), Failed> {
+    let begin = Instant::now();
     let mut failures: Vec<String> = test()
         .err()
         .map(|error| format!("{error:#}"))
@@ -63,6 +89,7 @@ fn run(test: fn() -> anyhow::Result<()>) -> Result<(), Failed> {
         .collect();
     // The test's schedulers are dropped by now.
     failures.extend(scheduler::untold_ends());
+    println!("    {:.1} s of lab time", begin.elapsed().as_secs_f64());
     if failures.is_empty() {
         return Ok(());
     }

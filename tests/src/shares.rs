@@ -7,6 +7,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use cohort_lab::inside::cgroup::{Cgroup, CpuMax};
+use cohort_micro::Spec;
 
 use crate::Test;
 use crate::host::{
@@ -39,6 +40,10 @@ pub const TESTS: &[Test] = &[
     (
         "tasks_bound_to_a_cpu_run_there_whatever_their_cgroup_gets_elsewhere",
         bound_beside_another,
+    ),
+    (
+        "a_guest_that_floods_ipis_or_pauses_or_lies_takes_nothing_from_its_neighbour",
+        attackers,
     ),
 ];
 
@@ -267,4 +272,42 @@ fn changed_weight() -> Result<()> {
     stop_cohort(cohort)?;
     assert_ratio(&before, &[1.0, 1.0], 0.05)?;
     assert_ratio(&after, &[3.0, 1.0], 0.03)
+}
+
+/// Guests that make KVM and Cohort work as hard as they can: each is entitled to half, and its neighbour may lose 1 % of
+/// its own half at most.
+fn attackers() -> Result<()> {
+    let neighbour = Guest::busy("neighbour", 2)?;
+    let attacks = [
+        // An IPI after the other, to a sibling that works, in kernel and in user mode.
+        (
+            "ipis",
+            "loop: ipi 1 0x41",
+            ["loop: compute 1ms", "user; loop: compute 1ms"],
+        ),
+        // Each PAUSE leaves the guest.
+        (
+            "pauses",
+            "loop: pause 1000",
+            ["loop: pause 1000", "loop: pause 1000"],
+        ),
+        // Two spin although nobody holds anything, so that the third gets their turns.
+        ("lies", "loop: compute 1ms", ["spin never", "spin never"]),
+    ];
+    for (name, first, others) in attacks {
+        let spec = others
+            .iter()
+            .fold(Spec::new(name).vcpu(first), |spec, program| {
+                spec.vcpu(*program)
+            });
+        let attacker = Guest::start(&spec)?;
+        let (shares, cpus) = measured(&[&neighbour, &attacker])?;
+        assert_used(cpus)?;
+        ensure!(
+            (0.495..=0.505).contains(&shares[0]),
+            "beside one that {name} the neighbour has {:.4} of the CPU time",
+            shares[0]
+        );
+    }
+    Ok(())
 }

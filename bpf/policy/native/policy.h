@@ -2,6 +2,7 @@
 /* Every policy header, for the native build. */
 #include "intf.h"
 #include "policy/cohort.h"
+#include "policy/deboost.h"
 #include "policy/fair.h"
 #include "policy/ipi.h"
 #include "policy/target.h"

@@ -270,6 +270,8 @@ impl<'a> Emitter<'a> {
             Step::Sleep(amount) => self.sleep(amount.to_count(self.rates.tsc_khz)),
             Step::User => self.enter_user(),
             Step::Kernel => self.enter_kernel(),
+            Step::Mask => self.asm.cli(),
+            Step::Unmask => self.asm.sti(),
             Step::Stamp(slot) => self.stamp(*slot),
         }
     }

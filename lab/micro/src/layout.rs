@@ -17,12 +17,12 @@
 //! Not here: how to read it conveniently, which is [`crate::State`].
 
 use std::mem::{offset_of, size_of};
-use std::sync::atomic::{AtomicU32, AtomicU64};
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 
 /// First eight bytes of a state file.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"CohortMG");
 /// Changes whenever the layout does.
-pub const VERSION: u32 = 1;
+pub const VERSION: u32 = 2;
 /// Flags, locks and barriers that one guest can have.
 pub const SHARED_OBJECTS: usize = 64;
 /// Bytes of a shared object's name, a terminating zero included.
@@ -113,6 +113,19 @@ pub struct Fault {
     pub address: AtomicU64,
 }
 
+/// What KVM tells a guest about the time its vCPU did not get (`struct kvm_steal_time` of Linux). Written by KVM.
+#[repr(C, align(64))]
+pub struct StealTime {
+    /// Nanoseconds.
+    pub steal: AtomicU64,
+    /// Odd while KVM changes it.
+    pub version: AtomicU32,
+    /// Zero.
+    pub flags: AtomicU32,
+    /// Not 0: the vCPU was preempted, so the guest's scheduler takes it for busy even if it is idle.
+    pub preempted: AtomicU8,
+}
+
 /// One vCPU. Written by its program, unless a field says otherwise.
 #[repr(C)]
 pub struct Vcpu {
@@ -150,6 +163,8 @@ pub struct Vcpu {
     pub delivery: Latency,
     /// From just before an IPI is sent until its sender saw the answer.
     pub round_trip: Latency,
+    /// Written by KVM.
+    pub steal_time: StealTime,
 }
 
 /// Interrupts of one vector that a vCPU received. Written by the vCPU's interrupt handler: first the stamp, then the
@@ -186,6 +201,7 @@ const _: () = assert!(size_of::<Header>() <= SHARED_OFFSET);
 const _: () = assert!(size_of::<Shared>() == 64);
 const _: () = assert!(SHARED_OFFSET + SHARED_OBJECTS * size_of::<Shared>() == VCPUS_OFFSET);
 const _: () = assert!(size_of::<Latency>() == 32 + 8 * LATENCY_BUCKETS);
+const _: () = assert!(size_of::<StealTime>() == 64);
 const _: () = assert!(size_of::<Vcpu>() <= VECTORS_OFFSET);
 const _: () = assert!(size_of::<Vector>() == 16);
 const _: () = assert!(VECTORS_OFFSET + VECTORS * size_of::<Vector>() == VCPU_STRIDE);

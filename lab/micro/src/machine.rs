@@ -16,12 +16,12 @@
 //! its receiver runs for the first time is kept by KVM. Not here: threads and exits, which are in [`crate::vmm`].
 
 use std::collections::HashMap;
-use std::mem::ManuallyDrop;
+use std::mem::{ManuallyDrop, offset_of};
 
 use anyhow::{Context, Result, bail, ensure};
 use kvm_bindings::{
-    CpuId, KVM_APIC_REG_SIZE, KVM_MAX_CPUID_ENTRIES, KVM_MP_STATE_RUNNABLE, kvm_dtable,
-    kvm_enable_cap, kvm_lapic_state, kvm_mp_state, kvm_regs, kvm_segment,
+    CpuId, KVM_APIC_REG_SIZE, KVM_MAX_CPUID_ENTRIES, KVM_MP_STATE_RUNNABLE, Msrs, kvm_dtable,
+    kvm_enable_cap, kvm_lapic_state, kvm_mp_state, kvm_msr_entry, kvm_regs, kvm_segment,
     kvm_userspace_memory_region,
 };
 use kvm_ioctls::{Cap, Kvm, VcpuFd, VmFd};
@@ -31,7 +31,7 @@ use crate::Spec;
 use crate::code::{
     self, KERNEL_CODE, KERNEL_DATA, Rates, SPURIOUS_VECTOR, TIMER_VECTOR, USER_CODE, USER_DATA,
 };
-use crate::layout::vcpu_offset;
+use crate::layout::{Vcpu, vcpu_offset};
 use crate::program::Program;
 use crate::shared::SharedTable;
 
@@ -62,6 +62,8 @@ const EFER: u64 = 1 << 8 | 1 << 10; // LME LMA
 const RFLAGS: u64 = 1 << 1 | 1 << 9; // reserved, IF
 const APIC_BASE: u64 = 0xfee0_0000 | 1 << 11 | 1 << 10; // enabled, x2APIC
 const APIC_BASE_BSP: u64 = 1 << 8;
+/// Where KVM is to write steal time, and that it is to (bit 0).
+const MSR_KVM_STEAL_TIME: u32 = 0x4b56_4d03;
 const APIC_SPURIOUS: usize = 0xf0;
 const APIC_SOFTWARE_ENABLE: u32 = 1 << 8;
 const APIC_LVT_TIMER: usize = 0x320;
@@ -262,6 +264,15 @@ fn set_up_vcpu(vcpu: &VcpuFd, index: usize, entry: u64, cpuid: &CpuId) -> Result
         APIC_TSC_DEADLINE | u32::from(TIMER_VECTOR),
     );
     vcpu.set_lapic(&apic).context("its APIC")?;
+    let steal_time = STATE + vcpu_offset(index) + offset_of!(Vcpu, steal_time);
+    let msr = kvm_msr_entry {
+        index: MSR_KVM_STEAL_TIME,
+        data: steal_time as u64 | 1,
+        ..Default::default()
+    };
+    let msrs = Msrs::from_entries(&[msr]).context("the list of its MSRs")?;
+    let set = vcpu.set_msrs(&msrs).context("its MSRs")?;
+    ensure!(set == 1, "this KVM does not count steal time");
     // With the in-kernel APIC all vCPUs but the first wait for a start-up IPI, which programs cannot send.
     vcpu.set_mp_state(kvm_mp_state {
         mp_state: KVM_MP_STATE_RUNNABLE,

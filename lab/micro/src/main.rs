@@ -75,7 +75,8 @@ Amounts N are numbers, or times such as 250ns, 100us, 4ms.
   halt                   halts until an interrupt has arrived since the last halt
   timer N                arms the timer, which interrupts: `timer 1ms; halt`
   sleep N                arms the timer and halts until it has fired, whatever else arrives
-  user, kernel           what follows runs at CPL 3, CPL 0; ipi, halt, timer and sleep need kernel
+  user, kernel           what follows runs at CPL 3, CPL 0; ipi, halt, timer, sleep and mask need kernel
+  mask, unmask           in between, IPIs are not answered
   stamp SLOT             reads the TSC into slot 0 to 15
 
   micro --seconds 1 --vcpu 'loop: compute 10us; ipi 1 0x41; wait-answer' --vcpu 'loop: halt'";

@@ -19,10 +19,12 @@
 //! | `timer N` | arms the vCPU's timer, in TSC ticks or as a time; when it fires, that is an interrupt |
 //! | `sleep N` | arms the timer and halts until it has fired, whatever else arrives |
 //! | `user`, `kernel` | the steps that follow run at CPL 3, or at CPL 0 again |
+//! | `mask`, `unmask` | in between, no interrupt is handled: an IPI is answered after `unmask` |
 //! | `stamp SLOT` | reads the TSC into slot 0 to 15 |
 //!
 //! Each wait is a loop of plain loads with one PAUSE per window, in the mode the vCPU is in. Interrupts are enabled
-//! throughout. The APIC, the timer and HLT are privileged: their steps are an error in user mode.
+//! but between `mask` and `unmask`, where a vCPU neither halts nor changes its mode. The APIC, the timer, HLT and the mask
+//! are privileged: their steps are an error in user mode.
 //!
 //! The answer to an IPI is the receiver's next interrupt of that vector. So vCPUs that send to the same receiver use
 //! different vectors, or one may take the answer to another's IPI for its own.
@@ -40,7 +42,7 @@ pub const IPI_VECTORS: Range<u8> = 0x30..0xec;
 
 const LOOP: &str = "loop:";
 const STEPS_HINT: &str = "compute, spin, pause, set, clear, add, lock, unlock, barrier, ipi, wait-answer, halt, timer, \
-                          sleep, user, kernel, stamp";
+                          sleep, user, kernel, mask, unmask, stamp";
 
 /// When `spin` ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -96,6 +98,10 @@ pub enum Step {
     User,
     /// `kernel`
     Kernel,
+    /// `mask`
+    Mask,
+    /// `unmask`
+    Unmask,
     /// `stamp SLOT`
     Stamp(usize),
 }
@@ -324,6 +330,8 @@ impl<'a> Words<'a> {
             "sleep" => Step::Sleep(self.amount("TSC ticks, or a time")?),
             "user" => Step::User,
             "kernel" => Step::Kernel,
+            "mask" => Step::Mask,
+            "unmask" => Step::Unmask,
             "stamp" => Step::Stamp(self.number("a slot", 0..STAMPS as u64)? as usize),
             other => {
                 let message = format!("`{other}` is not a step; there are {STEPS_HINT}");
@@ -452,6 +460,7 @@ impl<'a> Words<'a> {
 #[derive(Clone, Default)]
 struct Rules {
     user: bool,
+    masked: bool,
     held: BTreeSet<String>,
     ipi_sent: bool,
 }
@@ -460,8 +469,24 @@ impl Rules {
     /// Whether `step` may come here; what holds after it.
     fn allow(&mut self, step: &Step) -> Result<(), String> {
         match step {
-            Step::Ipi { .. } | Step::Halt | Step::Timer(_) | Step::Sleep(_) if self.user => {
+            Step::Ipi { .. }
+            | Step::Halt
+            | Step::Timer(_)
+            | Step::Sleep(_)
+            | Step::Mask
+            | Step::Unmask
+                if self.user =>
+            {
                 Err("this step needs kernel mode: put `kernel` before it".into())
+            }
+            Step::Halt | Step::Sleep(_) | Step::User if self.masked => {
+                Err("interrupts are masked here: put `unmask` before it".into())
+            }
+            Step::Mask if self.masked => Err("interrupts are masked already".into()),
+            Step::Unmask if !self.masked => Err("interrupts are not masked here".into()),
+            Step::Mask | Step::Unmask => {
+                self.masked = !self.masked;
+                Ok(())
             }
             Step::Ipi { .. } => {
                 self.ipi_sent = true;
@@ -499,6 +524,11 @@ impl Rules {
                  `{ends}` before `{LOOP}`"
             ));
         }
+        if self.masked != start.masked {
+            return Err(
+                "the loop changes whether interrupts are masked: end it as it begins".into(),
+            );
+        }
         if let Some(name) = self.held.difference(&start.held).next() {
             return Err(format!(
                 "the loop ends here with the lock `{name}` held: its next pass would wait for ever"
@@ -531,9 +561,10 @@ mod tests {
     fn every_step_is_read() {
         let program = parse(
             "compute 10; spin go; spin go round; pause 3; set a; clear a; add a; lock; unlock; lock l; unlock l; \
-             barrier; barrier b; ipi 1 0x41; wait-answer; halt; timer 5us; sleep 9; user; kernel; stamp 15",
+             barrier; barrier b; ipi 1 0x41; wait-answer; halt; timer 5us; sleep 9; user; kernel; mask; unmask; \
+             stamp 15",
         );
-        assert_eq!(program.steps().len(), 21);
+        assert_eq!(program.steps().len(), 23);
         assert_eq!(
             program.steps()[2],
             Step::Spin {
@@ -611,12 +642,21 @@ mod tests {
 
     #[test]
     fn privileged_steps_need_kernel_mode() {
-        for step in ["ipi 1 0x41", "halt", "timer 5", "sleep 5"] {
+        for step in ["ipi 1 0x41", "halt", "timer 5", "sleep 5", "mask"] {
             let (word, message) = fault(&format!("user; {step}"));
             assert_eq!(word, step);
             assert!(message.contains("put `kernel` before it"), "{message}");
             parse(&format!("user; kernel; {step}"));
         }
+        for step in ["halt", "sleep 5", "user", "mask"] {
+            assert_eq!(fault(&format!("mask; {step}")).0, step);
+        }
+        assert_eq!(fault("unmask").0, "unmask");
+        assert!(
+            fault("loop: mask; compute 1")
+                .1
+                .contains("end it as it begins")
+        );
         assert_eq!(fault("user; user").0, "user");
         assert_eq!(fault("kernel").0, "kernel");
     }

@@ -89,6 +89,8 @@ pub struct VcpuCounters {
     pub delivery: LatencyCounters,
     /// From sending an IPI until the answer was seen.
     pub round_trip: LatencyCounters,
+    /// Whether KVM tells the guest that the vCPU is preempted.
+    pub preempted: bool,
 }
 
 impl State {
@@ -299,6 +301,7 @@ impl State {
             user_exits: read(&counters.user_exits),
             delivery: LatencyCounters::read(&counters.delivery),
             round_trip: LatencyCounters::read(&counters.round_trip),
+            preempted: counters.steal_time.preempted.load(Acquire) != 0,
         }
     }
 
@@ -518,7 +521,7 @@ mod tests {
         assert!(refusal(&file).contains("does not begin as a state file does"));
         let (file, state) = file_of(&["halt"]);
         state.header().version.store(VERSION + 1, Relaxed);
-        assert!(refusal(&file).contains("its version is 2"));
+        assert!(refusal(&file).contains(&format!("its version is {}", VERSION + 1)));
         state.header().version.store(VERSION, Relaxed);
         state.header().nr_vcpus.store(2, Relaxed);
         assert!(refusal(&file).contains("not what 2 vCPUs need"));

@@ -5,13 +5,15 @@ use std::path::Path;
 use std::str::FromStr;
 use std::time::Duration;
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 
 use super::booted::{BootedGuest, GuestSpec, Workload, start_all};
 use super::info::LabInfo;
 use super::report::{CaseResult, summarize};
-use super::scheduler::Scheduler;
-use super::windows::{Timing, Window, arm_names, run_alone, run_rounds};
+use super::windows::{Timing, Window, run_alone, run_windows};
+use cohort::compare::rounds::arm_names;
+use cohort::compare::scheduler::Scheduler;
+
 use crate::guest::{OWN_WORKLOADS, REAL_WORKLOADS};
 
 /// Where results accumulate; copied out of L1 at its end.
@@ -95,14 +97,17 @@ pub struct Options {
     /// Lab us of plain loads between two PAUSEs of a spinning workload
     #[arg(long, default_value_t = 20)]
     pub pause_window_us: u64,
+    /// Part of spin's work that is done inside the lock, in percent
+    #[arg(long, default_value_t = 33, value_parser = clap::value_parser!(u32).range(1..=100))]
+    pub locked_percent: u32,
     /// Let threads wait asleep at the barrier
     #[arg(long)]
     pub sleeping: bool,
     /// Offer guests KVM's paravirtual spin locks, TLB flushes, IPIs and yields
     #[arg(long)]
     pub paravirtual: bool,
-    /// Compare stock with this: "cohort", "cohort OPTIONS…", "stock" (to see the noise) or any command line; may be
-    /// repeated
+    /// Compare stock with this: "cohort", "cohort OPTIONS…", "stock" (to see the noise), "watched" (stock, with
+    /// `cohort watch` beside it) or any command line; may be repeated
     #[arg(long = "scheduler", value_name = "COMMAND", default_value = "cohort")]
     pub schedulers: Vec<String>,
 }
@@ -123,40 +128,31 @@ impl Options {
     pub fn schedulers(&self) -> Result<Vec<Scheduler>> {
         let mut schedulers = vec![Scheduler::Stock];
         for command in &self.schedulers {
-            schedulers.push(parse_scheduler(command)?);
+            schedulers.push(command.parse()?);
         }
         Ok(schedulers)
     }
 
-    fn guests(&self, case: &Case, lab: &LabInfo) -> Vec<GuestSpec> {
-        let defaults = Workload::new(&case.workload, lab);
-        let workload = Workload {
+    /// The workload `name` as these options say.
+    pub fn workload(&self, name: &str, lab: &LabInfo) -> Workload {
+        let defaults = Workload::new(name, lab);
+        Workload {
             work: self.work.unwrap_or(defaults.work),
             pause_window_us: self.pause_window_us,
+            locked_percent: self.locked_percent,
             sleeping: self.sleeping,
             ..defaults
-        };
+        }
+    }
+
+    fn guests(&self, case: &Case, lab: &LabInfo) -> Vec<GuestSpec> {
+        let workload = self.workload(&case.workload, lab);
         (1..=case.vms)
             .map(|number| GuestSpec {
                 paravirtual: self.paravirtual,
                 ..GuestSpec::new(&format!("vm{number}"), self.vcpus, workload.clone())
             })
             .collect()
-    }
-}
-
-fn parse_scheduler(command: &str) -> Result<Scheduler> {
-    let words: Vec<&str> = command.split_whitespace().collect();
-    match words.split_first() {
-        None => bail!("--scheduler needs a command"),
-        Some((&"stock", [])) => Ok(Scheduler::Stock),
-        Some((&"cohort", options)) => Ok(Scheduler::cohort(options)),
-        Some(_) => Scheduler::other(
-            &words
-                .iter()
-                .map(|word| (*word).to_owned())
-                .collect::<Vec<_>>(),
-        ),
     }
 }
 
@@ -171,7 +167,7 @@ pub fn run(lab: &LabInfo, case: &Case, options: &Options) -> Result<()> {
     println!("{case}: {} guests are booting", specs.len());
     let mut guests = start_all(lab, specs.clone(), BOOT_TIMEOUT)?;
     let alone = measure_alone(&mut guests, options.timing())?;
-    let windows = run_rounds(
+    let windows = run_windows(
         &mut guests,
         &schedulers,
         options.timing(),
@@ -257,19 +253,5 @@ mod tests {
         assert_eq!(floor("tlb3"), Some(1.0));
         assert_eq!(floor("barrier2"), None);
         assert_eq!(floor("redis2"), None);
-    }
-
-    #[test]
-    fn schedulers_come_from_their_command_line() {
-        assert_eq!(parse_scheduler("stock").unwrap(), Scheduler::Stock);
-        assert_eq!(
-            parse_scheduler("cohort --stats 1").unwrap(),
-            Scheduler::cohort(&["--stats", "1"])
-        );
-        assert_eq!(
-            parse_scheduler("scx_simple -f").unwrap().name(),
-            "scx_simple"
-        );
-        assert!(parse_scheduler(" ").is_err());
     }
 }

@@ -8,9 +8,9 @@ use anyhow::{Result, ensure};
 use super::bench::Options;
 use super::booted::{GuestSpec, Workload, start_all};
 use super::info::LabInfo;
-use super::stats::median;
 use super::windows::{Window, run_alone};
 use crate::guest::OWN_WORKLOADS;
+use cohort::compare::statistics::median;
 
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 const REQUIRED_GAIN: f64 = 1.5;
@@ -57,14 +57,10 @@ fn must_gain(workload: &str) -> bool {
 
 /// Operations per second with one thread and with two, each VM alone while the other is frozen.
 fn rates(lab: &LabInfo, workload: &str, options: &Options) -> Result<[f64; 2]> {
-    let defaults = Workload::new(workload, lab);
     let specs = [1, 2].map(|threads| {
         let workload = Workload {
-            work: options.work.unwrap_or(defaults.work),
-            pause_window_us: options.pause_window_us,
-            sleeping: options.sleeping,
             threads: Some(threads),
-            ..defaults.clone()
+            ..options.workload(workload, lab)
         };
         GuestSpec {
             paravirtual: options.paravirtual,

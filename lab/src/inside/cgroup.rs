@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
+use cohort::wait::wait_for;
 
 use super::info::cpu_list;
-use super::process::wait_for;
 
 const ROOT: &str = "/sys/fs/cgroup/lab";
 const CONTROLLERS: &str = "+cpu +cpuset";

@@ -3,12 +3,12 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::Result;
+use anyhow::{Result, ensure};
 use clap::Subcommand;
+use cohort::compare::scheduler::Scheduler;
 
 use super::bench::{self, Case, Options};
 use super::info::LabInfo;
-use super::scheduler::Scheduler;
 use super::{calibrate, demo, process, report};
 
 /// Commands inside the lab.
@@ -68,9 +68,15 @@ pub fn run(command: &Command) -> Result<()> {
         }
         Command::Bench { cases, options } => {
             let lab = enter_lab()?;
-            cases
+            // Each is measured, whatever became of those before it.
+            let measure = |case| bench::run(&lab, case, options).err();
+            let failures: Vec<String> = cases
                 .iter()
-                .try_for_each(|case| bench::run(&lab, case, options))
+                .filter_map(measure)
+                .map(|error| format!("{error:#}"))
+                .collect();
+            ensure!(failures.is_empty(), "{}", failures.join("\n"));
+            Ok(())
         }
         Command::Demo { stock_only } => demo::run(
             &enter_lab()?,

@@ -4,13 +4,14 @@
 use std::time::Duration;
 
 use anyhow::Result;
+use cohort::compare::rounds::arm_names;
+use cohort::compare::scheduler::Scheduler;
 
 use super::bench::print_window;
 use super::booted::{GuestSpec, Workload, start_all};
 use super::info::LabInfo;
 use super::report::summarize;
-use super::scheduler::Scheduler;
-use super::windows::{Timing, arm_names, run_rounds};
+use super::windows::{Timing, run_windows};
 
 const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 const TIMING: Timing = Timing {
@@ -35,7 +36,7 @@ pub fn run(lab: &LabInfo, scheduler: Scheduler) -> Result<()> {
     let mut guests = start_all(lab, specs.to_vec(), BOOT_TIMEOUT)?;
     println!("Both are up and take their locks. Now the scheduler is exchanged under them:\n");
     let schedulers = [Scheduler::Stock, scheduler];
-    let windows = run_rounds(&mut guests, &schedulers, TIMING, PAIRS, print_window)?;
+    let windows = run_windows(&mut guests, &schedulers, TIMING, PAIRS, print_window)?;
     let names = arm_names(&schedulers);
     let summary = summarize(&windows, &names)?;
     let change = summary[1]

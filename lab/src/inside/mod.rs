@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! What runs as root inside L1: guests, cgroups, the exchange of schedulers, windows and their statistics. Used
+//! What runs as root inside L1: guests, cgroups, windows under schedulers in turn. Used
 //! by the tests, the benchmark and the demo. Not for the user's machine (`outside`); all durations here are lab
 //! time, which is L1's own clock.
 pub mod bench;
@@ -11,6 +11,4 @@ pub mod demo;
 pub mod info;
 pub mod process;
 pub mod report;
-pub mod scheduler;
-pub mod stats;
 pub mod windows;

@@ -3,19 +3,14 @@
 use std::io;
 use std::os::unix::process::CommandExt;
 use std::process::{Child, Command};
-use std::thread::sleep;
-use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::prctl::set_pdeathsig;
 use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 
 use super::cgroup::Cgroup;
-
-/// How often conditions are looked at while waiting.
-const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Keeps this thread, and those it starts, on `cpus`.
 ///
@@ -81,30 +76,6 @@ fn every_cpu() -> Result<CpuSet> {
     cpu_set(&(0..CpuSet::count() as u32).collect::<Vec<_>>())
 }
 
-/// Waits until `done` returns a value; `what` completes the sentence "… did not happen within …".
-///
-/// # Errors
-/// What `done` returns, or a sentence when `timeout` is over.
-pub fn wait_for<T>(
-    what: &str,
-    timeout: Duration,
-    mut done: impl FnMut() -> Result<Option<T>>,
-) -> Result<T> {
-    let start = Instant::now();
-    loop {
-        if let Some(value) = done()? {
-            return Ok(value);
-        }
-        if start.elapsed() > timeout {
-            bail!(
-                "{what} did not happen within {:.1} s of lab time",
-                timeout.as_secs_f64()
-            );
-        }
-        sleep(POLL_INTERVAL);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use std::process::Stdio;
@@ -145,21 +116,6 @@ mod tests {
         assert_eq!(
             String::from_utf8(output.stdout).unwrap(),
             "Cpus_allowed_list:\t0\n"
-        );
-    }
-
-    #[test]
-    fn waiting_ends_with_the_value_the_error_or_the_timeout() {
-        assert_eq!(
-            wait_for("x", Duration::from_secs(1), || Ok(Some(7))).unwrap(),
-            7
-        );
-        let error = wait_for::<()>("x", Duration::from_secs(1), || bail!("broken")).unwrap_err();
-        assert_eq!(error.to_string(), "broken");
-        let error = wait_for::<()>("The end", Duration::from_millis(10), || Ok(None)).unwrap_err();
-        assert!(
-            error.to_string().starts_with("The end did not happen"),
-            "{error}"
         );
     }
 }

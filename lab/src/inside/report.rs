@@ -7,11 +7,11 @@ use std::io::Write as _;
 use std::path::Path;
 
 use anyhow::{Context, Result, anyhow, ensure};
+use cohort::compare::statistics::{RatioSummary, median, summarize_ratios};
 use serde::{Deserialize, Serialize};
 
 use super::booted::GuestSpec;
 use super::info::LabInfo;
-use super::stats::{RatioSummary, median, summarize_ratios};
 use super::windows::{Timing, Window};
 
 /// What was measured for one case, with all that is needed to judge it.
@@ -119,6 +119,9 @@ fn ratios(windows: &[Window], base: &str, name: &str) -> Vec<f64> {
         .collect()
 }
 
+/// The least that is left of the stock scheduler's throughput with the observer beside it.
+const WATCHED_FLOOR: f64 = 0.99;
+
 impl CaseResult {
     /// Appends it to `path` as one line of JSON.
     ///
@@ -134,27 +137,27 @@ impl CaseResult {
             .with_context(|| format!("The result cannot be appended to {}", path.display()))
     }
 
-    /// Checks Cohort's median ratio against the floor.
+    /// Checks Cohort's median ratio against the floor, and that of the observer against its own.
     ///
     /// # Errors
     /// When it is lower.
     pub fn check_floor(&self) -> Result<()> {
-        let Some(floor) = self.floor else {
-            return Ok(());
-        };
-        for summary in self
-            .schedulers
-            .iter()
-            .filter(|summary| summary.scheduler == "cohort")
-        {
+        for summary in &self.schedulers {
+            let floor = match summary.scheduler.as_str() {
+                "cohort" => self.floor,
+                "watched" => Some(WATCHED_FLOOR),
+                _ => None,
+            };
+            let Some(floor) = floor else { continue };
             let ratio = summary
                 .ratio
                 .as_ref()
-                .ok_or_else(|| anyhow!("Cohort was compared with nothing"))?;
+                .ok_or_else(|| anyhow!("{} was compared with nothing", summary.scheduler))?;
             ensure!(
                 ratio.median >= floor,
-                "{}: with Cohort the median throughput is {:.3} of the stock scheduler's; it must be at least {floor}",
+                "{}: under \"{}\" the median throughput is {:.3} of the stock scheduler's; it must be at least {floor}",
                 self.case,
+                summary.scheduler,
                 ratio.median
             );
         }
@@ -195,8 +198,8 @@ impl CaseResult {
             String::new()
         } else {
             format!(
-                "{} work iterations per operation, spin window {} us, ",
-                spec.workload.work, spec.workload.pause_window_us
+                "{} work iterations per operation ({} % of them locked, if spin), spin window {} us, ",
+                spec.workload.work, spec.workload.locked_percent, spec.workload.pause_window_us
             )
         };
         format!(

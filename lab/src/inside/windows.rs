@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Windows: the scheduler is exchanged under running guests, and each guest's operations and CPU time are taken
 //! over a window of lab time. Not for starting guests, nor for what the numbers mean (`stats`, `report`).
+use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
 use serde::{Deserialize, Serialize};
 
-use super::scheduler::{RunningScheduler, Scheduler};
+use cohort::compare::rounds::run_rounds;
+use cohort::compare::scheduler::Scheduler;
+
+/// What schedulers print; copied out of L1 at its end.
+pub const LOGS: &str = "/out/schedulers";
 
 /// Whatever can be measured in a window.
 pub trait Subject {
@@ -92,47 +97,26 @@ impl Window {
     }
 }
 
-/// Runs `rounds` rounds of one window per scheduler. Every other round runs in reverse (A B B A A B …), so that
-/// drift cannot favour one; a scheduler that comes twice in a row goes on running. `report` sees each window when
-/// it is done.
+/// Runs `rounds` rounds of one window per scheduler. `report` sees each window when it is done.
 ///
 /// # Errors
 /// When a guest ends or stops counting, or a scheduler does not start, run or leave as it should.
-pub fn run_rounds<S: Subject>(
+pub fn run_windows<S: Subject>(
     subjects: &mut [S],
     schedulers: &[Scheduler],
     timing: Timing,
     rounds: usize,
     mut report: impl FnMut(&Window),
 ) -> Result<Vec<Window>> {
-    let names = arm_names(schedulers);
-    let mut windows = Vec::new();
-    let mut current: Option<(usize, Option<RunningScheduler>)> = None;
-    for (round, index) in order(schedulers.len(), rounds) {
-        if current
-            .as_ref()
-            .is_none_or(|(running, _)| *running != index)
-        {
-            leave(current.take())?;
-            current = Some((index, schedulers[index].start()?));
-        }
-        let mut window = match measure(subjects, timing) {
-            Ok(window) => window,
-            Err(error) => {
-                let name = &names[index];
-                return Err(explain_failure(error, name, subjects, current, timing));
-            }
-        };
-        if let Some((_, Some(running))) = &mut current {
-            running.check()?;
-        }
-        window.round = round;
-        window.scheduler.clone_from(&names[index]);
+    let windows = run_rounds(schedulers, rounds, Path::new(LOGS), |turn| {
+        let mut window = measure(subjects, timing)
+            .map_err(|error| describe_failure(&error, turn.scheduler, subjects))?;
+        window.round = turn.round;
+        window.scheduler = turn.scheduler.into();
         report(&window);
-        windows.push(window);
-    }
-    leave(current)?;
-    Ok(windows)
+        Ok(window)
+    });
+    windows.map_err(|error| error.context(who_recovers(subjects, timing)))
 }
 
 /// Measures `windows` windows of one subject alone under the stock scheduler, all others frozen.
@@ -146,7 +130,7 @@ pub fn run_alone<S: Subject>(
     windows: usize,
 ) -> Result<Vec<Window>> {
     set_others_frozen(subjects, alone, true)?;
-    let measured = run_rounds(
+    let measured = run_windows(
         &mut subjects[alone..=alone],
         &[Scheduler::Stock],
         timing,
@@ -166,41 +150,23 @@ fn set_others_frozen<S: Subject>(subjects: &mut [S], alone: usize, frozen: bool)
         .try_for_each(|(_, subject)| subject.set_frozen(frozen))
 }
 
-/// Names of schedulers in results. One may be compared with itself, to see what noise alone does: its second
-/// appearance is "name 2".
-pub fn arm_names(schedulers: &[Scheduler]) -> Vec<String> {
-    let mut names: Vec<String> = Vec::new();
-    for scheduler in schedulers {
-        let earlier = schedulers[..names.len()]
-            .iter()
-            .filter(|other| other.name() == scheduler.name())
-            .count();
-        names.push(match earlier {
-            0 => scheduler.name().into(),
-            earlier => format!("{} {}", scheduler.name(), earlier + 1),
-        });
-    }
-    names
-}
-
-/// Adds to the error of a window what is needed to tell a starved guest from a broken one: what the guests looked
-/// like, and whether they count under the stock scheduler.
-fn explain_failure<S: Subject>(
-    error: anyhow::Error,
+/// Adds to the error of a window what the guests looked like then.
+fn describe_failure<S: Subject>(
+    error: &anyhow::Error,
     scheduler: &str,
     subjects: &[S],
-    current: Option<(usize, Option<RunningScheduler>)>,
-    timing: Timing,
 ) -> anyhow::Error {
     let situations: Vec<String> = subjects.iter().map(Subject::situation).collect();
-    let left = match leave(current) {
-        Ok(()) => String::new(),
-        Err(error) => format!("\nLeaving {scheduler} failed too: {error:#}"),
-    };
-    let before: Vec<Option<u64>> = subjects
-        .iter()
-        .map(|subject| subject.operations().ok())
-        .collect();
+    anyhow!(
+        "{error:#}\nThat was under {scheduler}. The guests then:\n{}",
+        situations.join("\n")
+    )
+}
+
+/// Which guests count now, under the stock scheduler: it tells a starved guest from a broken one.
+fn who_recovers<S: Subject>(subjects: &[S], timing: Timing) -> String {
+    let count = |subject: &S| subject.operations().ok();
+    let before: Vec<Option<u64>> = subjects.iter().map(count).collect();
     sleep(timing.window);
     let recovered: Vec<String> = subjects
         .iter()
@@ -214,34 +180,10 @@ fn explain_failure<S: Subject>(
             )
         })
         .collect();
-    anyhow!(
-        "{error:#}\nThat was under {scheduler}. The guests then:\n{}{left}\nA window later, under the stock scheduler: {}",
-        situations.join("\n"),
+    format!(
+        "A window after the failure, under the stock scheduler: {}",
         recovered.join(", ")
     )
-}
-
-fn leave(current: Option<(usize, Option<RunningScheduler>)>) -> Result<()> {
-    if let Some((_, Some(running))) = current {
-        running.stop()?;
-    }
-    Ok(())
-}
-
-/// Pairs of round and index of the scheduler, in the order to run them.
-fn order(schedulers: usize, rounds: usize) -> impl Iterator<Item = (usize, usize)> {
-    (0..rounds).flat_map(move |round| {
-        (0..schedulers).map(move |position| {
-            (
-                round,
-                if round % 2 == 0 {
-                    position
-                } else {
-                    schedulers - 1 - position
-                },
-            )
-        })
-    })
 }
 
 /// One window of all subjects under whatever schedules now; round and scheduler are for the caller to fill in.
@@ -373,14 +315,6 @@ mod tests {
     };
 
     #[test]
-    fn rounds_alternate_their_direction() {
-        let order: Vec<usize> = order(2, 3).map(|(_, index)| index).collect();
-        assert_eq!(order, [0, 1, 1, 0, 0, 1]);
-        let three: Vec<(usize, usize)> = super::order(3, 2).collect();
-        assert_eq!(three, [(0, 0), (0, 1), (0, 2), (1, 2), (1, 1), (1, 0)]);
-    }
-
-    #[test]
     fn a_window_is_the_difference_of_two_readings() {
         let mut fakes = [Fake::new("one", 10), Fake::new("two", 30)];
         let window = measure(&mut fakes, SHORT).unwrap();
@@ -412,16 +346,10 @@ mod tests {
     }
 
     #[test]
-    fn a_scheduler_compared_with_itself_has_two_names() {
-        let names = arm_names(&[Scheduler::Stock, Scheduler::cohort(&[]), Scheduler::Stock]);
-        assert_eq!(names, ["stock", "cohort", "stock 2"]);
-    }
-
-    #[test]
     fn a_failure_tells_what_guests_looked_like_and_whether_they_recover() {
         let fakes = [Fake::new("starved", 5), Fake::new("broken", 0)];
-        let error = explain_failure(anyhow!("No progress"), "cohort", &fakes, None, SHORT);
-        let text = error.to_string();
+        let error = describe_failure(&anyhow!("No progress"), "cohort", &fakes);
+        let text = format!("{error}\n{}", who_recovers(&fakes, SHORT));
         for part in [
             "No progress",
             "under cohort",

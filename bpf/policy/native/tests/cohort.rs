@@ -10,31 +10,88 @@ const MS: u64 = 1_000_000;
 fn a_turn_ends_shortly_before_the_tick_that_notices() {
     let slice = 4 * MS;
     let tick = 1_000 * MS;
-    let base = unsafe { turn_base(tick, slice) };
+    let base = unsafe { turn_base(tick, 0, slice) };
     // Started right after a tick: the next tick finds the turn over.
     let left = unsafe { turn_left(tick + MS / 100, base, slice) };
     assert!(tick + MS / 100 + left < tick + slice);
     // Started too late to be worth it: to the tick after the next.
-    let late = tick + 3 * MS;
+    let late = tick + slice - slice / 8 - slice / 20;
     let left = unsafe { turn_left(late, base, slice) };
     assert!(late + left > tick + slice && late + left < tick + 2 * slice);
 }
 
+#[test]
+fn running_together_does_not_end_at_once_what_it_cures() {
+    let on = u64::from(SYNC_ON * SYNC_ONE);
+    assert!(unsafe { synchronises(false, on) });
+    assert!(unsafe { !synchronises(false, on - 1) && synchronises(true, on - 1) });
+    // Without any more signs it lasts for more than a second of the VM's CPU time.
+    let mut used_ms = 0;
+    let mut score = on;
+    while unsafe { synchronises(true, score) } {
+        score = unsafe { sync_score(score, 0, 4 * MS) };
+        used_ms += 4;
+    }
+    assert!((1000..4000).contains(&used_ms), "{used_ms}");
+    // 30 ms of signs at twice the rate are enough to begin.
+    let signs = 2 * u64::from(SYNC_ON) * 30 / 1000;
+    assert!(unsafe { synchronises(false, sync_score(0, signs, 30 * MS)) });
+}
+
 proptest! {
     /// Whoever starts between the same two ends, ends with the others or one turn later; no turn is shorter than a
-    /// quarter of a slice or longer than one and a quarter.
+    /// 16th of a slice or longer than 17 of them.
     #[test]
     fn turns_end_together(base in 0u64..1 << 50, after in 0u64..1 << 40, slice in 1_000u64..100 * MS) {
         let now = base + after;
         let left = unsafe { turn_left(now, base, slice) };
         prop_assert_eq!((now + left - base) % slice, 0);
-        prop_assert!(left >= slice / 4 && left <= slice + slice / 4);
+        prop_assert!(left >= slice / 16 && left <= slice + slice / 16);
+    }
+
+    /// A turn's number is that of its end, whenever one starts to run to it.
+    #[test]
+    fn who_ends_together_is_in_the_same_turn(base in 0u64..1 << 50, after in 0u64..1 << 40, slice in 1_000u64..100 * MS) {
+        let now = base + after;
+        let end = now + unsafe { turn_left(now, base, slice) };
+        prop_assert_eq!(unsafe { turn_number(now, base, slice) } + 1, (end - base) / slice);
+    }
+
+    /// Ticks that drift against the clock move the ends of turns and leave their numbers.
+    #[test]
+    fn a_new_base_leaves_the_turns_their_numbers(first in 1u64 << 30..1 << 50, turns in 0u64..1000, drift in -10_000i64..10_000, slice in MS..100 * MS) {
+        let base = unsafe { turn_base(first, 0, slice) };
+        let tick = (first + turns * slice).wrapping_add_signed(drift);
+        let moved = unsafe { turn_base(tick, base, slice) };
+        prop_assert_eq!(moved.wrapping_sub(base) as i64, drift);
+        prop_assert_eq!(unsafe { turn_number(tick, base, slice) }, unsafe { turn_number(tick, moved, slice) });
+        // The turn is over when the tick comes.
+        prop_assert_eq!(unsafe { turn_left(tick, moved, slice) }, slice - slice / 8);
+    }
+
+    /// A VM that gives signs at an even rate has that rate for its score before long, rising or falling.
+    #[test]
+    fn a_score_comes_to_the_rate_of_the_signs(from in 0u64..1 << 32, per_ms in 0u64..1000) {
+        let score = (0..20_000).fold(from, |score, _| unsafe { sync_score(score, 4 * per_ms, 4 * MS) });
+        let rate = per_ms * 1000 * u64::from(SYNC_ONE);
+        // It stops where a step is less than the least there is.
+        prop_assert!(score + 600 >= rate && score <= rate + 600, "{score} instead of {rate}");
+    }
+
+    /// It stays between the old score and the new rate, whatever comes.
+    #[test]
+    fn a_score_never_overshoots(from in 0u64..1 << 32, events in 0u64..1 << 40, used in 0u64..1 << 40) {
+        let score = unsafe { sync_score(from, events, used) };
+        prop_assert!(score <= 1 << 32);
+        if events == 0 {
+            prop_assert!(score <= from);
+        }
     }
 
     /// A base that lies ahead (another CPU has just set it) is as good.
     #[test]
     fn a_base_in_the_future_does_no_harm(base in 1u64 << 30..1 << 50, before in 0u64..1 << 29, slice in 1_000u64..100 * MS) {
         let left = unsafe { turn_left(base - before, base, slice) };
-        prop_assert!(left >= slice / 4 && left <= slice + slice / 4);
+        prop_assert!(left >= slice / 16 && left <= slice + slice / 16);
     }
 }

@@ -19,7 +19,7 @@ pub struct RatioSummary {
     pub pairs: usize,
     /// The median ratio.
     pub median: f64,
-    /// The smallest ratio: the worst pair, more being better.
+    /// The smallest ratio: the worst pair, if more is better.
     pub worst: f64,
     /// The largest ratio.
     pub best: f64,
@@ -39,6 +39,14 @@ pub fn median(values: &[f64]) -> f64 {
         length if length % 2 == 1 => sorted[length / 2],
         length => f64::midpoint(sorted[length / 2 - 1], sorted[length / 2]),
     }
+}
+
+/// The standard deviation of the logarithms of `ratios`; not a number for fewer than two.
+pub fn log_deviation(ratios: &[f64]) -> f64 {
+    let logarithms: Vec<f64> = ratios.iter().map(|ratio| ratio.ln()).collect();
+    let mean = logarithms.iter().sum::<f64>() / ratios.len() as f64;
+    let squares = logarithms.iter().map(|value| (value - mean).powi(2));
+    (squares.sum::<f64>() / (ratios.len() as f64 - 1.0)).sqrt()
 }
 
 /// Summarises the ratios of pairs of windows.
@@ -133,6 +141,13 @@ mod tests {
     }
 
     #[test]
+    fn the_deviation_is_that_of_logarithms() {
+        let e = std::f64::consts::E;
+        assert!(close(log_deviation(&[e, 1.0 / e]), 2.0_f64.sqrt()));
+        assert!(log_deviation(&[1.0]).is_nan());
+    }
+
+    #[test]
     fn medians_of_odd_even_and_no_values() {
         assert!(close(median(&[3.0, 1.0, 2.0]), 2.0));
         assert!(close(median(&[4.0, 1.0, 2.0, 3.0]), 2.5));
@@ -161,17 +176,17 @@ mod tests {
 
     #[test]
     fn few_pairs_say_what_confidence_they_give() {
-        let summary = summarize_ratios(&[1.1, 1.2, 1.3, 1.4, 1.5]).unwrap();
+        let summary = summarize_ratios(&[1.1, 1.2, 1.3, 1.4, 1.5]).expect("ratios are positive");
         assert!(close(summary.confidence, 0.9375));
         assert!(close(summary.low, 1.1) && close(summary.high, 1.5));
-        let single = summarize_ratios(&[1.2]).unwrap();
+        let single = summarize_ratios(&[1.2]).expect("ratios are positive");
         assert!(close(single.confidence, 0.0) && close(single.median, 1.2));
     }
 
     #[test]
     fn the_interval_lies_inside_the_spread_and_around_the_median() {
         let ratios = [1.5, 1.4, 1.6, 1.45, 1.55, 1.5, 1.48, 0.9];
-        let summary = summarize_ratios(&ratios).unwrap();
+        let summary = summarize_ratios(&ratios).expect("ratios are positive");
         assert!(close(summary.worst, 0.9) && close(summary.best, 1.6));
         assert!(summary.worst < summary.low && summary.low < summary.median);
         assert!(summary.median < summary.high && summary.high < summary.best);
@@ -182,8 +197,8 @@ mod tests {
         let ratios = [1.5, 1.2, 0.8, 1.1, 1.05, 1.3, 0.97];
         let inverse: Vec<f64> = ratios.iter().map(|ratio| 1.0 / ratio).collect();
         let (there, back) = (
-            summarize_ratios(&ratios).unwrap(),
-            summarize_ratios(&inverse).unwrap(),
+            summarize_ratios(&ratios).expect("ratios are positive"),
+            summarize_ratios(&inverse).expect("ratios are positive"),
         );
         assert!(close(there.low, 1.0 / back.high) && close(there.high, 1.0 / back.low));
     }

@@ -1,25 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Exchanging L1's scheduler: starting Cohort or any other sched_ext scheduler, knowing that it has taken over,
+//! Exchanging the host's scheduler: starting Cohort or any other sched_ext scheduler, knowing that it has taken over,
 //! and getting the stock one back. Not for what a scheduler does while it runs.
 use std::fs::{self, File};
-use std::os::unix::net::UnixDatagram;
-use std::os::unix::process::ExitStatusExt;
+use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, anyhow, bail, ensure};
-use nix::sys::signal::{Signal, kill};
+use anyhow::{Context, Error, Result, anyhow, bail, ensure};
+use nix::sys::prctl::set_pdeathsig;
+use nix::sys::signal::{Signal, killpg};
 use nix::unistd::Pid;
 use serde::{Deserialize, Serialize};
-use tempfile::TempDir;
 
-use super::process;
+use super::notify::Notifications;
+use crate::host::paths::Host;
+use crate::host::preflight;
+use crate::wait::wait_for;
 
-const SYSFS: &str = "/sys/kernel/sched_ext";
-const LOG_DIRECTORY: &str = "/out/schedulers";
 const START_TIMEOUT: Duration = Duration::from_secs(30);
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
@@ -28,14 +29,15 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 pub enum Scheduler {
     /// The kernel's own.
     Stock,
-    /// A program that loads a sched_ext scheduler, runs in the foreground and leaves at SIGTERM.
+    /// A program that runs in the foreground, leaves at SIGTERM, and may load a sched_ext scheduler.
     Program {
         /// What tables call it.
         name: String,
         /// The program and its arguments.
         command: Vec<String>,
-        /// What the name of its sched_ext operations starts with; any when empty.
-        ops_prefix: String,
+        /// What the name of its sched_ext operations starts with, any when empty; `None` if it loads none and the
+        /// kernel's own scheduler stays.
+        ops_prefix: Option<String>,
         /// Whether it reports READY=1 to NOTIFY_SOCKET when it has taken over.
         notifies: bool,
     },
@@ -44,33 +46,38 @@ pub enum Scheduler {
 impl Scheduler {
     /// `cohort run` with further arguments.
     pub fn cohort(arguments: &[&str]) -> Self {
-        let command = ["cohort", "run"]
-            .iter()
-            .chain(arguments)
-            .map(|word| (*word).to_owned())
-            .collect();
+        let words = |first: &[&str]| -> Vec<String> {
+            let words = first.iter().chain(arguments);
+            words.map(|word| (*word).to_owned()).collect()
+        };
         Self::Program {
-            name: "cohort".into(),
-            command,
-            ops_prefix: "cohort".into(),
+            name: words(&["cohort"]).join(" "),
+            command: words(&[&own_program(), "run"]),
+            ops_prefix: Some("cohort".into()),
             notifies: true,
         }
     }
 
-    /// Any other scheduler, from its command line, such as `scx_simple -f`.
-    pub fn other(command: &[String]) -> Result<Self> {
-        ensure!(!command.is_empty(), "A scheduler needs a command");
-        let name = Path::new(&command[0])
-            .file_name()
-            .unwrap_or_default()
-            .to_string_lossy()
-            .into_owned();
-        Ok(Self::Program {
-            name,
-            command: command.to_vec(),
-            ops_prefix: String::new(),
+    /// The kernel's own, with `cohort watch` beside it.
+    pub fn watched() -> Self {
+        Self::Program {
+            name: "watched".into(),
+            command: [&own_program(), "watch", "--json"]
+                .map(str::to_owned)
+                .to_vec(),
+            ops_prefix: None,
+            notifies: true,
+        }
+    }
+
+    /// Any other scheduler, from its command line, such as `scx_simple -f`; a shell reads it.
+    fn other(command: &str) -> Self {
+        Self::Program {
+            name: command.to_owned(),
+            command: ["sh", "-c", command].map(str::to_owned).to_vec(),
+            ops_prefix: Some(String::new()),
             notifies: false,
-        })
+        }
     }
 
     /// What tables call it.
@@ -81,11 +88,12 @@ impl Scheduler {
         }
     }
 
-    /// Lets it take over: returns when it schedules. For the stock scheduler there is nothing to start.
+    /// Lets it take over: returns when it schedules. For the stock scheduler there is nothing to start. What it prints
+    /// is kept in a file in the folder `logs`, which is made if need be.
     ///
     /// # Errors
     /// When another scheduler is loaded, or this one does not take over: with what it printed.
-    pub fn start(&self) -> Result<Option<RunningScheduler>> {
+    pub fn start(&self, logs: &Path) -> Result<Option<RunningScheduler>> {
         let state = state()?;
         ensure!(
             state == "disabled",
@@ -100,29 +108,47 @@ impl Scheduler {
                 command,
                 ops_prefix,
                 notifies,
-            } => RunningScheduler::start(name, command, ops_prefix, *notifies).map(Some),
+            } => RunningScheduler::start(name, command, ops_prefix.as_deref(), *notifies, logs)
+                .map(Some),
         }
     }
 }
 
-/// The state of sched_ext: "disabled", "enabling", "enabled" or "disabling".
+impl FromStr for Scheduler {
+    type Err = Error;
+
+    /// "stock", "cohort", "cohort OPTIONS…" as of `cohort run`, "watched", or any command line.
+    fn from_str(text: &str) -> Result<Self> {
+        let words: Vec<&str> = text.split_whitespace().collect();
+        match words.split_first() {
+            None => bail!("a scheduler needs a command"),
+            Some((&"stock", [])) => Ok(Self::Stock),
+            Some((&"watched", [])) => Ok(Self::watched()),
+            Some((&"cohort", options)) => Ok(Self::cohort(options)),
+            Some(_) => Ok(Self::other(text.trim())),
+        }
+    }
+}
+
+/// This program, if it is `cohort`, or the one that the search path has.
+fn own_program() -> String {
+    let own = std::env::current_exe().ok();
+    let own = own.filter(|path| path.file_name().is_some_and(|name| name == "cohort"));
+    own.and_then(|path| path.to_str().map(str::to_owned))
+        .unwrap_or_else(|| "cohort".to_owned())
+}
+
+/// The state of this host's sched_ext: "disabled", "enabling", "enabled" or "disabling".
 ///
 /// # Errors
 /// When this kernel has no sched_ext.
 pub fn state() -> Result<String> {
-    let path = format!("{SYSFS}/state");
-    let text = fs::read_to_string(&path)
-        .with_context(|| format!("{path} cannot be read: no sched_ext here"))?;
-    Ok(text.trim().to_owned())
+    preflight::sched_ext_state(&Host::live()).context("no sched_ext here")
 }
 
 /// The name of the loaded scheduler's operations; empty when there is none.
 pub fn loaded_ops() -> String {
-    // The file exists only while a scheduler is loaded.
-    fs::read_to_string(format!("{SYSFS}/root/ops"))
-        .unwrap_or_default()
-        .trim()
-        .to_owned()
+    preflight::scheduler_name(&Host::live()).unwrap_or_default()
 }
 
 /// A scheduler's end.
@@ -152,14 +178,22 @@ pub struct RunningScheduler {
     name: String,
     process: Child,
     log: PathBuf,
+    /// What sched_ext's state must be while it runs.
+    state: &'static str,
     /// Its end, or that it did not start, is told by an error or was asked for.
     end_is_known: bool,
 }
 
 impl RunningScheduler {
-    fn start(name: &str, command: &[String], ops_prefix: &str, notifies: bool) -> Result<Self> {
+    fn start(
+        name: &str,
+        command: &[String],
+        ops_prefix: Option<&str>,
+        notifies: bool,
+        logs: &Path,
+    ) -> Result<Self> {
         let notifications = Notifications::new()?;
-        let log = log_path(name)?;
+        let log = log_path(logs, &command[0])?;
         let output =
             File::create(&log).with_context(|| format!("{} cannot be written", log.display()))?;
         let mut program = Command::new(&command[0]);
@@ -168,17 +202,26 @@ impl RunningScheduler {
             .env("NOTIFY_SOCKET", notifications.path())
             .stdin(Stdio::null())
             .stdout(output.try_clone()?)
-            .stderr(output);
-        // As on a real host it may run anywhere, not only where the harness keeps itself.
-        let process = process::start(program, &[], None)?;
+            .stderr(output)
+            // So that all that a shell starts for it can be told to leave, and Ctrl-C is this program's to handle.
+            .process_group(0);
+        // SAFETY: the closure runs between fork and exec and makes one system call only.
+        unsafe { program.pre_exec(|| Ok(set_pdeathsig(Signal::SIGKILL)?)) };
+        let process = program
+            .spawn()
+            .with_context(|| format!("{} cannot be started", command[0]))?;
         let mut running = Self {
             name: name.into(),
             process,
             log,
+            state: match ops_prefix {
+                Some(_) => "enabled",
+                None => "disabled",
+            },
             end_is_known: true,
         };
         let mut ready = !notifies;
-        process::wait_for(
+        wait_for(
             &format!("Taking over by scheduler {name}"),
             START_TIMEOUT,
             || {
@@ -186,10 +229,9 @@ impl RunningScheduler {
                     bail!("Scheduler {name} ended by itself ({status})");
                 }
                 ready |= notifications.ready();
-                Ok(
-                    (ready && state()? == "enabled" && loaded_ops().starts_with(ops_prefix))
-                        .then_some(()),
-                )
+                let ops_prefix = ops_prefix.unwrap_or_default();
+                let took_over = state()? == running.state && loaded_ops().starts_with(ops_prefix);
+                Ok((ready && took_over).then_some(()))
             },
         )
         .map_err(|error| {
@@ -233,9 +275,9 @@ impl RunningScheduler {
             );
         }
         let state = state()?;
-        if state != "enabled" {
+        if state != self.state {
             // Its program is about to print why; should it hang, what it printed so far must do.
-            let _ = process::wait_for("Its end", STOP_TIMEOUT, || Ok(self.process.try_wait()?));
+            let _ = wait_for("Its end", STOP_TIMEOUT, || Ok(self.process.try_wait()?));
             bail!(
                 "The kernel has ejected scheduler {} (sched_ext is {state}). It printed:\n{}",
                 self.name,
@@ -269,12 +311,13 @@ impl RunningScheduler {
         self.check()?;
         self.end_is_known = true;
         let start = Instant::now();
-        kill(Pid::from_raw(self.pid() as i32), signal)
+        // With all that a shell has started for it.
+        killpg(Pid::from_raw(self.pid() as i32), signal)
             .with_context(|| format!("{signal} cannot be sent to scheduler {}", self.name))?;
         wait_for_stock()?;
         let back_to_stock_after = start.elapsed();
         let what = format!("The end of scheduler {}", self.name);
-        let status = process::wait_for(&what, STOP_TIMEOUT, || Ok(self.process.try_wait()?))?;
+        let status = wait_for(&what, STOP_TIMEOUT, || Ok(self.process.try_wait()?))?;
         Ok(Exit {
             status,
             back_to_stock_after,
@@ -294,8 +337,10 @@ impl Drop for RunningScheduler {
                 .unwrap_or_else(PoisonError::into_inner)
                 .push(format!("{error:#}"));
         }
-        // After stop_with it is gone already, which is what is wanted.
-        let _ = self.process.kill();
+        // After stop_with it is gone already, and its number may be somebody else's.
+        if matches!(self.process.try_wait(), Ok(None)) {
+            let _ = killpg(Pid::from_raw(self.pid() as i32), Signal::SIGKILL);
+        }
         let _ = self.process.wait();
         // The kernel takes back asynchronously, and whoever comes next expects the stock scheduler.
         if let Err(error) = wait_for_stock() {
@@ -305,48 +350,18 @@ impl Drop for RunningScheduler {
 }
 
 fn wait_for_stock() -> Result<()> {
-    process::wait_for("The stock scheduler's return", STOP_TIMEOUT, || {
+    wait_for("The stock scheduler's return", STOP_TIMEOUT, || {
         Ok((state()? == "disabled").then_some(()))
     })
 }
 
-fn log_path(name: &str) -> Result<PathBuf> {
+fn log_path(logs: &Path, program: &str) -> Result<PathBuf> {
     static STARTED: AtomicU32 = AtomicU32::new(0);
     let number = STARTED.fetch_add(1, Ordering::Relaxed);
-    fs::create_dir_all(LOG_DIRECTORY).with_context(|| format!("{LOG_DIRECTORY} cannot be made"))?;
-    Ok(PathBuf::from(LOG_DIRECTORY).join(format!("{name}-{}-{number}.log", std::process::id())))
-}
-
-/// The receiving end of systemd's notification protocol.
-struct Notifications {
-    directory: TempDir,
-    socket: UnixDatagram,
-}
-
-impl Notifications {
-    fn new() -> Result<Self> {
-        let directory = tempfile::tempdir().context("No directory for the notification socket")?;
-        let socket = UnixDatagram::bind(directory.path().join("notify"))
-            .context("No notification socket")?;
-        socket.set_nonblocking(true)?;
-        Ok(Self { directory, socket })
-    }
-
-    fn path(&self) -> PathBuf {
-        self.directory.path().join("notify")
-    }
-
-    /// Whether READY=1 is among the messages that arrived since the last call.
-    fn ready(&self) -> bool {
-        let mut message = [0; 4096];
-        let mut ready = false;
-        while let Ok(length) = self.socket.recv(&mut message) {
-            ready |= message[..length]
-                .split(|byte| *byte == b'\n')
-                .any(|line| line == b"READY=1");
-        }
-        ready
-    }
+    fs::create_dir_all(logs).with_context(|| format!("{} cannot be made", logs.display()))?;
+    let program = Path::new(program).file_name().unwrap_or_default();
+    let name = format!("{}-{}-{number}.log", program.display(), std::process::id());
+    Ok(logs.join(name))
 }
 
 #[cfg(test)]
@@ -354,30 +369,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn ready_is_seen_among_other_messages() {
-        let notifications = Notifications::new().unwrap();
-        let sender = UnixDatagram::unbound().unwrap();
-        assert!(!notifications.ready());
-        sender
-            .send_to(b"STATUS=loading\nX=READY=1", notifications.path())
-            .unwrap();
-        assert!(!notifications.ready());
-        sender
-            .send_to(b"STATUS=running\nREADY=1\n", notifications.path())
-            .unwrap();
-        assert!(notifications.ready());
-    }
-
-    #[test]
-    fn schedulers_are_named_after_their_program() {
-        assert_eq!(Scheduler::Stock.name(), "stock");
-        assert_eq!(Scheduler::cohort(&["--stats", "1"]).name(), "cohort");
-        assert_eq!(
-            Scheduler::other(&["/usr/bin/scx_simple".into()])
-                .unwrap()
-                .name(),
-            "scx_simple"
-        );
-        assert!(Scheduler::other(&[]).is_err());
+    fn schedulers_come_from_their_command_line_and_are_named_by_it() {
+        let name = |text: &str| -> String {
+            let scheduler: Scheduler = text.parse().expect("it is a scheduler");
+            scheduler.name().to_owned()
+        };
+        assert_eq!(name("stock"), "stock");
+        assert_eq!(name("cohort"), "cohort");
+        assert_eq!(name("cohort --off ipi"), "cohort --off ipi");
+        assert_eq!(name("/usr/bin/scx_simple -f"), "/usr/bin/scx_simple -f");
+        assert!(" ".parse::<Scheduler>().is_err());
     }
 }

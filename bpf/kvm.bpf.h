@@ -1,0 +1,195 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What KVM's own structures tell of a task that is inside KVM_RUN, or of a vCPU.
+ * Reads only; all fields by CO-RE, as kernels differ. Not here: what follows from
+ * it, and what has to be seen when it happens (observe.bpf.h).
+ */
+#ifndef COHORT_KVM_BPF_H
+#define COHORT_KVM_BPF_H
+
+/*
+ * Address of KVM's preempt_ops; written by Rust, at load or when kvm.ko comes
+ * later. A task whose first preempt notifier carries it is inside KVM_RUN.
+ */
+volatile u64 kvm_preempt_ops_addr;
+
+enum {
+	PF_VCPU = 0x00000001, /* include/linux/sched.h: in guest context */
+};
+
+/* A VM's identity. KVM may reuse the address after the VM is gone, while its
+ * process lives: both together do not repeat while either is known. */
+struct vm_key {
+	u64 kvm;
+	u32 tgid;
+	u32 pad;
+};
+
+/* The fields that are read; the vmlinux.h that this is built with has no KVM. */
+struct preempt_notifier___kvm {
+	struct hlist_node link;
+	void *ops;
+} __attribute__((preserve_access_index));
+
+struct task_struct___kvm {
+	struct hlist_head preempt_notifiers;
+} __attribute__((preserve_access_index));
+
+struct kvm_lapic___kvm {
+	struct kvm_vcpu___kvm *vcpu;
+	bool apicv_active;
+	bool irr_pending;
+} __attribute__((preserve_access_index));
+
+struct kvm_vcpu_arch___kvm {
+	struct kvm_lapic___kvm *apic;
+	bool preempted_in_kernel;
+} __attribute__((preserve_access_index));
+
+struct kvm_vcpu_stat_generic___kvm {
+	u64 halt_poll_success_ns;
+	u64 halt_poll_fail_ns;
+	u64 blocking;
+} __attribute__((preserve_access_index));
+
+struct kvm_vcpu_stat___kvm {
+	struct kvm_vcpu_stat_generic___kvm generic;
+} __attribute__((preserve_access_index));
+
+struct kvm_vcpu___kvm {
+	void *kvm;
+	int vcpu_id;
+	struct preempt_notifier___kvm preempt_notifier;
+	struct pid *pid;
+	bool wants_to_run;
+	struct kvm_vcpu_arch___kvm arch;
+	struct kvm_vcpu_stat___kvm stat;
+} __attribute__((preserve_access_index));
+
+/* AMD's: of kvm_amd, if that is loaded. */
+struct vmcb_save_area___kvm {
+	u8 cpl;
+} __attribute__((preserve_access_index));
+
+struct vmcb___kvm {
+	struct vmcb_save_area___kvm save;
+} __attribute__((preserve_access_index));
+
+struct vcpu_svm___kvm {
+	struct kvm_vcpu___kvm vcpu;
+	struct vmcb___kvm *vmcb;
+} __attribute__((preserve_access_index));
+
+/* The vCPU whose preempt notifier begins with @link. */
+static inline struct kvm_vcpu___kvm *vcpu_around(struct hlist_node *link)
+{
+	return (void *)((u64)link -
+			bpf_core_field_offset(struct preempt_notifier___kvm,
+					      link) -
+			bpf_core_field_offset(struct kvm_vcpu___kvm,
+					      preempt_notifier));
+}
+
+/*
+ * The vCPU for which @p is inside KVM, if its first preempt notifier is KVM's;
+ * NULL: it has none at all. Costs one load.
+ */
+static inline struct kvm_vcpu___kvm *vcpu_if_any(struct task_struct *p)
+{
+	struct task_struct___kvm *task = (void *)p;
+	struct hlist_node *first;
+
+	if (!bpf_core_field_exists(task->preempt_notifiers) ||
+	    !bpf_core_type_exists(struct kvm_vcpu___kvm))
+		return NULL;
+	first = task->preempt_notifiers.first;
+	return first ? vcpu_around(first) : NULL;
+}
+
+/* The vCPU that @p runs inside KVM_RUN; NULL: none. */
+static inline struct kvm_vcpu___kvm *vcpu_of(struct task_struct *p)
+{
+	struct task_struct___kvm *task = (void *)p;
+	struct kvm_vcpu___kvm *vcpu;
+
+	if (!kvm_preempt_ops_addr || !vcpu_if_any(p))
+		return NULL;
+	/* Not the one just seen, which the verifier takes for a pointer. */
+	vcpu = vcpu_around(BPF_CORE_READ(task, preempt_notifiers.first));
+	if ((u64)BPF_CORE_READ(vcpu, preempt_notifier.ops) !=
+	    kvm_preempt_ops_addr)
+		return NULL;
+	/* Other calls, that set a vCPU up or look at it, may come from any
+	 * thread of the VMM. */
+	if (bpf_core_field_exists(vcpu->wants_to_run) &&
+	    !BPF_CORE_READ(vcpu, wants_to_run))
+		return NULL;
+	return vcpu;
+}
+
+/* The struct kvm whose vCPU @p runs right now, or 0. */
+static inline u64 running_kvm(struct task_struct *p)
+{
+	struct kvm_vcpu___kvm *vcpu = vcpu_of(p);
+
+	return vcpu ? (u64)BPF_CORE_READ(vcpu, kvm) : 0;
+}
+
+/* The thread that last ran @vcpu, 0: none. */
+static inline s32 thread_of_vcpu(struct kvm_vcpu___kvm *vcpu)
+{
+	struct pid *pid = BPF_CORE_READ(vcpu, pid);
+
+	return pid ? BPF_CORE_READ(pid, numbers[0].nr) : 0;
+}
+
+static inline struct kvm_vcpu___kvm *vcpu_of_apic(void *apic)
+{
+	struct kvm_lapic___kvm *lapic = apic;
+
+	return bpf_core_field_exists(lapic->vcpu) ? BPF_CORE_READ(lapic, vcpu)
+						  : NULL;
+}
+
+/* Does an interrupt wait for @vcpu, which is not running? Where the hardware
+ * delivers interrupts, nobody can tell. */
+static inline bool has_pending_interrupt(struct kvm_vcpu___kvm *vcpu)
+{
+	struct kvm_lapic___kvm *apic = NULL;
+
+	if (!vcpu || !bpf_core_field_exists(apic->irr_pending))
+		return false;
+	apic = BPF_CORE_READ(vcpu, arch.apic);
+	return apic && !BPF_CORE_READ(apic, apicv_active) &&
+	       BPF_CORE_READ(apic, irr_pending);
+}
+
+/* Was @vcpu, which is not running, in guest kernel mode? */
+static inline bool was_in_guest_kernel(struct kvm_vcpu___kvm *vcpu)
+{
+	return vcpu && BPF_CORE_READ(vcpu, arch.preempted_in_kernel);
+}
+
+/*
+ * Did an interrupt of this CPU just now take the running @p out of guest kernel
+ * mode? Seen on AMD only: elsewhere the mode is in the CPU, not in memory, until
+ * the vCPU is preempted.
+ */
+static inline bool is_in_guest_kernel(struct task_struct *p)
+{
+	struct kvm_vcpu___kvm *vcpu;
+	struct vcpu_svm___kvm *svm;
+	struct vmcb___kvm *vmcb;
+
+	if (!(p->flags & PF_VCPU) ||
+	    !bpf_core_type_exists(struct vcpu_svm___kvm))
+		return false;
+	vcpu = vcpu_of(p);
+	if (!vcpu)
+		return false;
+	svm = (void *)vcpu - bpf_core_field_offset(struct vcpu_svm___kvm, vcpu);
+	vmcb = BPF_CORE_READ(svm, vmcb);
+	return vmcb && BPF_CORE_READ(vmcb, save.cpl) == 0;
+}
+
+#endif /* COHORT_KVM_BPF_H */

@@ -1,0 +1,501 @@
+// SPDX-License-Identifier: GPL-2.0-only
+/*
+ * The observer: what each vCPU of this host does, under any scheduler. It changes
+ * nothing. A vCPU is in one phase at a time (enum vcpu_phase); each switch, wake-up
+ * and hook adds to its counters, which Rust reads.
+ *
+ * Not here: Cohort's own decisions, which the scheduler counts itself.
+ */
+#include <scx/common.bpf.h>
+#include "intf.h"
+#include "policy/ipi.h"
+#include "kvm.bpf.h"
+#include "signals.bpf.h"
+
+char _license[] SEC("license") = "GPL";
+
+/* Set by Rust: which CPUs share a last-level cache. */
+const volatile u16 cpu_domain[MAX_CPUS];
+
+enum {
+	MAX_TAKERS = 16384, /* the least recent ones are forgotten */
+	VM_SLOTS = 65536, /* a power of two; used again after so many VMs */
+};
+
+/* Of kernels that stop tasks one by one when their cap is used up. */
+struct task_struct___cap {
+	bool throttled;
+} __attribute__((preserve_access_index));
+
+/* Of kernels with sched_ext: which tasks a loaded scheduler has. */
+extern const void ext_sched_class __ksym __weak;
+
+/* What is kept with a vCPU's thread, and goes when that does. Written in the
+ * thread itself or under its rq's lock, but for signals. */
+struct observed {
+	struct signals signals; /* first, see observed_of() */
+	struct vcpu_counters counters; /* kvm 0: it has run no vCPU yet */
+	u32 vm; /* its process's slot */
+	u64 vcpu; /* address of the vCPU it was last seen to run, never read
+		     without asking whether it still does */
+	s32 offered; /* thread that KVM offers in its place now, 0: none */
+	bool offered_ready; /* it waited for a CPU then */
+	bool preempted; /* and not run since, by a taker: */
+	u32 taker_kind; /* enum taker_kind */
+	u64 taker_id;
+	bool spins; /* KVM looks whom to run in its place, */
+	u64 spins_since_ns; /* and it has had its CPU since then */
+};
+
+/* The vCPU that ran last on a CPU. */
+struct cpu_state {
+	u64 kvm; /* 0: the last task was no vCPU */
+	s32 pid;
+	u32 tgid;
+	u64 ran_ns;
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, struct observed);
+} tasks SEC(".maps");
+
+/* The slot of a process that owns VMs, kept with its first thread; 0: none yet. */
+struct {
+	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__type(key, int);
+	__type(value, u32);
+} slots SEC(".maps");
+
+u32 last_slot; /* given to a process; atomic */
+/* vCPUs of a process that are on a CPU, by slot; atomic. */
+s32 nr_running[VM_SLOTS];
+
+struct {
+	__uint(type, BPF_MAP_TYPE_LRU_HASH);
+	__uint(max_entries, MAX_TAKERS);
+	__type(key, struct taker_key);
+	__type(value, struct taker_stats);
+} takers SEC(".maps");
+
+struct {
+	__uint(type, BPF_MAP_TYPE_PERCPU_ARRAY);
+	__uint(max_entries, 1);
+	__type(key, u32);
+	__type(value, struct cpu_state);
+} cpus SEC(".maps");
+
+/* ---- look-ups ---- */
+
+/* What is kept with @p, if it has run a vCPU. */
+static struct observed *lookup(struct task_struct *p)
+{
+	return bpf_task_storage_get(&tasks, p, 0, 0);
+}
+
+/* The same, of thread @pid. */
+static struct observed *lookup_thread(s32 pid)
+{
+	struct task_struct *p = bpf_task_from_pid(pid);
+	struct observed *o;
+
+	if (!p)
+		return NULL;
+	o = lookup(p);
+	bpf_task_release(p);
+	return o;
+}
+
+static u32 slot_of(struct task_struct *p)
+{
+	struct task_struct *leader = p->group_leader;
+	u32 *slot;
+
+	slot = leader ? bpf_task_storage_get(&slots, leader, 0,
+					     BPF_LOCAL_STORAGE_GET_F_CREATE)
+		      : NULL;
+	if (!slot)
+		return 0;
+	if (!*slot)
+		*slot = __sync_add_and_fetch(&last_slot, 1);
+	return *slot;
+}
+
+static s32 *running_siblings(struct observed *o)
+{
+	return &nr_running[o->vm & (VM_SLOTS - 1)];
+}
+
+static struct cpu_state *this_cpu(void)
+{
+	u32 zero = 0;
+
+	return bpf_map_lookup_elem(&cpus, &zero);
+}
+
+/* ---- what observe.bpf.h leaves open ---- */
+
+static u64 clock_ns(void)
+{
+	return bpf_ktime_get_ns();
+}
+
+static struct signals *signals_of(struct task_struct *p)
+{
+	struct observed *o = lookup(p);
+
+	return o ? &o->signals : NULL;
+}
+
+static struct observed *observed_of(struct signals *signals)
+{
+	return (struct observed *)signals;
+}
+
+static void on_ipi(struct signals *sender, s32 from, s32 to)
+{
+	struct vcpu_counters *v = &observed_of(sender)->counters;
+	struct observed *receiver = lookup_thread(to);
+
+	if (!receiver || receiver->counters.kvm != v->kvm)
+		return;
+	open_ipi(sender, from, &receiver->signals, to,
+		 receiver->counters.phase == PHASE_READY, clock_ns());
+	v->ipis++;
+}
+
+static void on_answer(struct task_struct *p, struct signals *receiver,
+		      u64 took_ns)
+{
+	observed_of(receiver)->counters.ipis_answered++;
+}
+
+/* Time on a CPU in a search that begins, is interrupted, goes on or ends. */
+static void add_spin_time(struct observed *o, u64 now)
+{
+	if (o->spins)
+		o->counters.spin_ns += now - o->spins_since_ns;
+	o->spins_since_ns = now;
+}
+
+static void on_spin(struct task_struct *p, bool in_kernel)
+{
+	struct observed *o = lookup(p);
+
+	if (!o)
+		return;
+	o->counters.spin_exits++;
+	o->spins = true;
+	o->spins_since_ns = clock_ns();
+}
+
+static void on_spin_end(struct task_struct *p)
+{
+	struct observed *o = lookup(p);
+
+	if (!o)
+		return;
+	add_spin_time(o, clock_ns());
+	o->spins = false;
+}
+
+#include "observe.bpf.h"
+
+/* ---- phases ---- */
+
+static u16 domain_of(s32 cpu)
+{
+	return cpu >= 0 && cpu < MAX_CPUS ? cpu_domain[cpu] : 0;
+}
+
+static void end_phase(struct vcpu_counters *v, u64 now)
+{
+	u32 phase = v->phase;
+
+	if (phase < NR_PHASES)
+		v->phase_ns[phase] += now - v->since_ns;
+	v->since_ns = now;
+}
+
+/* Who is @next, whose observed is @taker, that runs in the place of @o? */
+static void note_taker(struct observed *o, struct task_struct *next,
+		       struct observed *taker)
+{
+	if (taker) {
+		o->taker_kind = TAKER_VM;
+		o->taker_id = taker->counters.tgid;
+	} else if (next->flags & PF_KTHREAD) {
+		o->taker_kind = TAKER_KERNEL;
+		o->taker_id = 0;
+	} else {
+		o->taker_kind = TAKER_CGROUP;
+		o->taker_id = next->cgroups->dfl_cgrp->kn->id;
+	}
+}
+
+/* A wait for a CPU is over, for which @o says who was to blame. */
+static void count_taker(struct observed *o, u64 waited_ns)
+{
+	struct taker_key key = {
+		.tgid = o->counters.tgid,
+		.kind = o->taker_kind,
+		.id = o->taker_id,
+	};
+	struct taker_stats none = {}, *stats;
+
+	stats = bpf_map_lookup_elem(&takers, &key);
+	if (!stats) {
+		bpf_map_update_elem(&takers, &key, &none, BPF_NOEXIST);
+		stats = bpf_map_lookup_elem(&takers, &key);
+		if (!stats)
+			return;
+	}
+	__sync_fetch_and_add(&stats->times, 1);
+	__sync_fetch_and_add(&stats->ready_ns, waited_ns);
+}
+
+/* Thread @p, with @o, is seen to run @vcpu, for the first time or a new one. */
+static void begin(struct task_struct *p, struct observed *o,
+		  struct kvm_vcpu___kvm *vcpu, u64 now)
+{
+	struct vcpu_counters *v = &o->counters;
+
+	if (v->phase == PHASE_RUNS)
+		__sync_fetch_and_sub(running_siblings(o), 1);
+	__builtin_memset(v, 0, sizeof(*v));
+	v->kvm = (u64)BPF_CORE_READ(vcpu, kvm);
+	v->tgid = p->tgid;
+	v->vcpu_id = BPF_CORE_READ(vcpu, vcpu_id);
+	v->tid = p->pid;
+	v->last_cpu = -1;
+	v->since_ns = now;
+	o->vcpu = (u64)vcpu;
+	o->vm = slot_of(p);
+	o->offered = 0;
+}
+
+/* Has the kernel's own scheduler stopped @p because of a cap? What it noted
+ * before another one took over does not count. */
+static bool is_throttled(struct task_struct *p)
+{
+	struct task_struct___cap *cap = (void *)p;
+
+	return (void *)p->sched_class != (void *)&ext_sched_class &&
+	       bpf_core_field_exists(cap->throttled) &&
+	       BPF_CORE_READ(cap, throttled);
+}
+
+/* What is kept with @p if it runs a vCPU now, or ran one. */
+static struct observed *recognise(struct task_struct *p, u64 now)
+{
+	struct kvm_vcpu___kvm *vcpu;
+	struct observed *o;
+
+	if (p->flags & PF_KTHREAD)
+		return NULL;
+	o = lookup(p);
+	vcpu = vcpu_if_any(p);
+	/* It was asked before whether that is KVM's. */
+	if (!vcpu || (o && o->vcpu == (u64)vcpu))
+		return o;
+	vcpu = vcpu_of(p);
+	if (!vcpu)
+		return o;
+	if (!o)
+		o = bpf_task_storage_get(&tasks, p, 0,
+					 BPF_LOCAL_STORAGE_GET_F_CREATE);
+	if (o)
+		begin(p, o, vcpu, now);
+	return o;
+}
+
+/* The vCPU with which @p, with @o, is inside KVM now; NULL: it is not. */
+static struct kvm_vcpu___kvm *vcpu_now(struct task_struct *p,
+				       struct observed *o)
+{
+	struct kvm_vcpu___kvm *vcpu = vcpu_if_any(p);
+
+	return (u64)vcpu == o->vcpu ? vcpu : NULL;
+}
+
+/* @p leaves its CPU to @next, whose observed is @taker, if any; @task_state is 0
+ * if it did not want to. */
+static void stops(struct task_struct *p, struct observed *o,
+		  struct task_struct *next, struct observed *taker,
+		  u32 task_state, struct cpu_state *c, u64 now)
+{
+	struct vcpu_counters *v = &o->counters;
+	struct kvm_vcpu___kvm *vcpu;
+
+	c->kvm = v->kvm;
+	c->pid = p->pid;
+	c->tgid = v->tgid;
+	c->ran_ns = v->phase == PHASE_RUNS ? now - v->since_ns : 0;
+	if (v->phase == PHASE_RUNS)
+		__sync_fetch_and_sub(running_siblings(o), 1);
+	end_phase(v, now);
+	add_spin_time(o, now);
+	if (o->offered && o->offered == next->pid) {
+		v->yields_served++;
+		o->offered = 0;
+	}
+	if (task_state) {
+		vcpu = vcpu_now(p, o);
+		v->phase = vcpu && BPF_CORE_READ(vcpu, stat.generic.blocking)
+				   ? PHASE_HALTED
+				   : PHASE_AWAY;
+		return;
+	}
+	v->phase = is_throttled(p) ? PHASE_LIMITED : PHASE_READY;
+	o->preempted = v->phase == PHASE_READY;
+	/* One that came while it ran, and that it has not answered, waits now. */
+	if (o->preempted && o->signals.maybe_open &&
+	    has_open_ipi(&o->signals, now, c->ran_ns))
+		o->signals.ipi_waits_ns = now;
+	note_taker(o, next, taker);
+}
+
+/* @p gets this CPU. */
+static void runs(struct task_struct *p, struct observed *o, struct cpu_state *c,
+		 u64 now)
+{
+	struct vcpu_counters *v = &o->counters;
+	s32 cpu = bpf_get_smp_processor_id();
+	u64 waited_ns = now - v->since_ns, ipi_ns;
+	bool waited = v->phase == PHASE_READY;
+	u32 bucket;
+
+	end_phase(v, now);
+	v->phase = PHASE_RUNS;
+	o->spins_since_ns = now;
+	ipi_ns = answer_begins(&o->signals, v->ipi_to_run, now);
+	v->ipi_to_run_ns += ipi_ns;
+	if (ipi_ns > v->longest_ipi_ns)
+		v->longest_ipi_ns = ipi_ns;
+	if (v->last_cpu >= 0 && v->last_cpu != cpu) {
+		v->migrations++;
+		if (domain_of(v->last_cpu) != domain_of(cpu))
+			v->migrations_far++;
+	}
+	v->last_cpu = cpu;
+	if (waited) {
+		bucket = log2_bucket(waited_ns / 1000);
+		if (bucket < NR_BUCKETS)
+			v->ready_us[bucket]++;
+		if (waited_ns > v->longest_ready_ns)
+			v->longest_ready_ns = waited_ns;
+	}
+	/* Not when it was: KVM notes the guest's mode a moment later. */
+	if (waited && o->preempted) {
+		count_taker(o, waited_ns);
+		if (was_in_guest_kernel(vcpu_now(p, o)))
+			v->preempted_kernel++;
+		else
+			v->preempted_user++;
+	}
+	o->preempted = false;
+	if (waited && c->kvm == v->kvm && c->tgid == v->tgid &&
+	    c->pid != p->pid && *running_siblings(o) < p->nr_cpus_allowed)
+		v->stacked_ns += c->ran_ns < waited_ns ? c->ran_ns : waited_ns;
+	__sync_fetch_and_add(running_siblings(o), 1);
+}
+
+SEC("tp_btf/sched_switch")
+int BPF_PROG(switches, bool preempt, struct task_struct *prev,
+	     struct task_struct *next, u32 prev_state)
+{
+	struct cpu_state *c = this_cpu();
+	struct observed *stopped, *started;
+	u64 now = clock_ns();
+
+	if (!c)
+		return 0;
+	stopped = recognise(prev, now);
+	started = recognise(next, now);
+	c->kvm = 0;
+	if (stopped)
+		stops(prev, stopped, next, started, preempt ? 0 : prev_state, c,
+		      now);
+	if (started)
+		runs(next, started, c, now);
+	return 0;
+}
+
+SEC("tp_btf/sched_wakeup")
+int BPF_PROG(wakes, struct task_struct *p)
+{
+	struct observed *o = lookup(p);
+	struct vcpu_counters *v;
+
+	if (!o)
+		return 0;
+	v = &o->counters;
+	if (v->phase != PHASE_HALTED && v->phase != PHASE_AWAY)
+		return 0;
+	end_phase(v, clock_ns());
+	v->phase = PHASE_READY;
+	v->wakeups++;
+	return 0;
+}
+
+/* ---- directed yields ---- */
+
+SEC("?fentry/yield_to")
+int BPF_PROG(yield_begins, struct task_struct *p)
+{
+	struct observed *o = lookup(bpf_get_current_task_btf()), *target;
+
+	if (!o)
+		return 0;
+	o->counters.yields_offered++;
+	o->offered = p->pid;
+	target = lookup(p);
+	o->offered_ready = target && target->counters.phase == PHASE_READY;
+	return 0;
+}
+
+/* An offer that is still there was not served. */
+SEC("?fexit/yield_to")
+int BPF_PROG(yield_ends, struct task_struct *p, bool preempt, int yielded)
+{
+	struct observed *o = lookup(bpf_get_current_task_btf());
+
+	if (!o || !o->offered)
+		return 0;
+	o->offered = 0;
+	if (!o->offered_ready)
+		o->counters.yields_not_ready++;
+	else if (yielded <= 0)
+		o->counters.yields_refused++;
+	return 0;
+}
+
+/* ---- reading ---- */
+
+/* Writes the counters of each vCPU there is, one after the other. */
+SEC("iter/task")
+int read_vcpus(struct bpf_iter__task *ctx)
+{
+	struct task_struct *p = ctx->task;
+	struct kvm_vcpu___kvm *vcpu;
+	struct vcpu_counters *v;
+	struct observed *o;
+
+	if (!p || p->exit_state)
+		return 0;
+	o = lookup(p);
+	if (!o || !o->counters.kvm)
+		return 0;
+	v = &o->counters;
+	vcpu = vcpu_now(p, o);
+	if (vcpu)
+		v->poll_ns =
+			BPF_CORE_READ(vcpu, stat.generic.halt_poll_success_ns) +
+			BPF_CORE_READ(vcpu, stat.generic.halt_poll_fail_ns);
+	v->read_ns = clock_ns();
+	bpf_seq_write(ctx->meta->seq, v, sizeof(*v));
+	return 0;
+}

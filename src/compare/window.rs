@@ -1,0 +1,248 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! One window of a comparison: what the observer and the user's commands say of it, while a guard looks after the
+//! guests. Not here: which windows there are (`rounds`), nor what their numbers mean together (`report`).
+
+use super::probe::Probe;
+use super::rounds::Turn;
+use crate::exit::{Exit, Failure};
+use crate::observation::Observation;
+use crate::observer::Observer;
+use crate::view::HostView;
+use anyhow::{Result, anyhow};
+use clap::Args;
+use serde::Serialize;
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread;
+use std::time::{Duration, Instant};
+
+/// How often guests, the scheduler and signals are looked at.
+const LOOK: Duration = Duration::from_millis(250);
+/// A guest that stands still for longer ends the comparison. With looking and leaving the host is back within two seconds.
+const STALL: Duration = Duration::from_millis(750);
+/// A VM of which no vCPU ran and which waited for a CPU more than this part of the time is starved, percent.
+const STARVED_READY_PCT: f64 = 50.0;
+
+/// Which number of a window.
+#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+pub struct Metric {
+    /// A VM's name, "host", or "" for a number of the user's.
+    pub of: String,
+    /// What it is, with its unit.
+    pub name: String,
+    /// Whether more of it is better.
+    pub better: Better,
+}
+
+/// Which direction is good.
+#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Better {
+    /// As operations per second.
+    More,
+    /// As time spent waiting.
+    Less,
+    /// It says what happened, not how well.
+    Neither,
+}
+
+/// What was measured in one window.
+#[derive(Clone, Debug, Serialize)]
+pub struct Window {
+    /// The round that it belongs to, from 0.
+    pub round: usize,
+    /// The scheduler it ran under.
+    pub scheduler: String,
+    /// Its length, seconds.
+    pub seconds: f64,
+    /// What was counted or read.
+    #[serde(serialize_with = "as_list")]
+    pub numbers: BTreeMap<Metric, f64>,
+}
+
+/// JSON has strings only as keys.
+fn as_list<S: serde::Serializer>(
+    numbers: &BTreeMap<Metric, f64>,
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_seq(numbers)
+}
+
+/// The commands of the user.
+#[derive(Args, Clone, Debug, Default)]
+pub struct Probes {
+    /// A number of yours of which more is better, as NAME=COMMAND: what the shell command prints at a window's end; may
+    /// be repeated
+    #[arg(long = "probe", value_name = "NAME=COMMAND")]
+    pub gains: Vec<Probe>,
+
+    /// The same for a number of which less is better, such as a latency
+    #[arg(long = "cost", value_name = "NAME=COMMAND")]
+    pub costs: Vec<Probe>,
+
+    /// The same for a number that always grows, such as requests served: compared is how much per second. It is read
+    /// four times per second, and if it stands still for about a second the host is given back
+    #[arg(long = "counter", value_name = "NAME=COMMAND")]
+    pub counters: Vec<Probe>,
+}
+
+/// Measures windows.
+pub struct Meter<'a, 'object> {
+    /// What the guests' vCPUs do.
+    pub observer: &'a Observer<'object>,
+    /// What the user wants to know besides.
+    pub probes: &'a Probes,
+    /// From a scheduler's start to its window.
+    pub settle: Duration,
+    /// Length of a window.
+    pub window: Duration,
+    /// Set by a signal.
+    pub told_to_leave: &'a AtomicBool,
+}
+
+impl Meter<'_, '_> {
+    /// Measures one window.
+    ///
+    /// # Errors
+    /// When a guest stands still ([`Exit::Stalled`]), a signal came ([`Exit::Interrupted`]), the scheduler ended or a
+    /// command failed.
+    pub fn measure(&self, mut turn: Turn<'_>) -> Result<Window> {
+        let mut guard = Guard::new(self)?;
+        guard.wait(self.settle, &mut turn)?;
+        let begin = guard.last.clone();
+        guard.wait(self.window, &mut turn)?;
+        let end = guard.last;
+        let seconds = (end.at - begin.at).as_secs_f64();
+        let mut numbers = of_host(&HostView::between(&begin.observation, &end.observation));
+        let mut add = |probe: &Probe, better, value| {
+            let of = String::new();
+            let name = probe.name.clone();
+            numbers.insert(Metric { of, name, better }, value);
+        };
+        let gained = begin.counters.iter().zip(&end.counters);
+        for (probe, (before, after)) in self.probes.counters.iter().zip(gained) {
+            add(probe, Better::More, (after - before) / seconds);
+        }
+        for (probes, better) in [
+            (&self.probes.gains, Better::More),
+            (&self.probes.costs, Better::Less),
+        ] {
+            for probe in probes {
+                add(probe, better, probe.read()?);
+            }
+        }
+        Ok(Window {
+            round: turn.round,
+            scheduler: turn.scheduler.to_owned(),
+            seconds,
+            numbers,
+        })
+    }
+
+    fn read(&self) -> Result<Reading> {
+        let counters = self.probes.counters.iter().map(Probe::read);
+        Ok(Reading {
+            at: Instant::now(),
+            observation: self.observer.read()?,
+            counters: counters.collect::<Result<_>>()?,
+        })
+    }
+}
+
+/// The numbers of the host and its VMs.
+fn of_host(view: &HostView) -> BTreeMap<Metric, f64> {
+    let mut numbers = BTreeMap::new();
+    let mut add = |of: &str, name: &str, better, value| {
+        let (of, name) = (of.to_owned(), name.to_owned());
+        numbers.insert(Metric { of, name, better }, value);
+    };
+    for vm in view.vms.values() {
+        add(&vm.name, "%RUN", Better::Neither, vm.all.run_pct);
+        add(&vm.name, "%RDY", Better::Less, vm.all.ready_pct);
+        if view.has("spin_pct") {
+            add(&vm.name, "%SPIN", Better::Less, vm.all.spin_pct);
+        }
+    }
+    if let Some(pct) = view.efficiency() {
+        add("host", "efficiency %", Better::More, pct);
+    }
+    numbers
+}
+
+/// All that grows, at one moment.
+#[derive(Clone)]
+struct Reading {
+    at: Instant,
+    observation: Observation,
+    counters: Vec<f64>,
+}
+
+/// Looks after the guests while time goes by.
+struct Guard<'a> {
+    meter: &'a Meter<'a, 'a>,
+    last: Reading,
+    /// Since when, by what stands still.
+    stands_still: BTreeMap<String, Instant>,
+}
+
+impl<'a> Guard<'a> {
+    fn new(meter: &'a Meter<'a, 'a>) -> Result<Self> {
+        Ok(Self {
+            meter,
+            last: meter.read()?,
+            stands_still: BTreeMap::new(),
+        })
+    }
+
+    /// Lets `length` go by.
+    fn wait(&mut self, length: Duration, turn: &mut Turn<'_>) -> Result<()> {
+        let end = Instant::now() + length;
+        loop {
+            let left = end.saturating_duration_since(Instant::now());
+            thread::sleep(left.min(LOOK));
+            if self.meter.told_to_leave.load(Ordering::Relaxed) {
+                let sentence = anyhow!("it was interrupted; nothing was concluded");
+                return Err(Failure::new(Exit::Interrupted, sentence).into());
+            }
+            if let Some(running) = turn.running.as_mut() {
+                running.check()?;
+            }
+            self.look(turn.scheduler)?;
+            if left <= LOOK {
+                return Ok(());
+            }
+        }
+    }
+
+    fn look(&mut self, scheduler: &str) -> Result<()> {
+        let next = self.meter.read()?;
+        let last = std::mem::replace(&mut self.last, next);
+        let now = &self.last;
+        let view = HostView::between(&last.observation, &now.observation);
+        let starved = view
+            .vms
+            .values()
+            .filter(|vm| vm.all.run_pct == 0.0 && vm.all.ready_pct > STARVED_READY_PCT)
+            .map(|vm| format!("no vCPU of VM {} got a CPU", vm.name));
+        let counters = self.meter.probes.counters.iter();
+        let stayed = counters
+            .zip(last.counters.iter().zip(&now.counters))
+            .filter(|(_, (before, after))| before == after)
+            .map(|(probe, (_, value))| format!("{} stayed at {value}", probe.name));
+        let stand_still: Vec<String> = starved.chain(stayed).collect();
+        self.stands_still
+            .retain(|what, _| stand_still.contains(what));
+        for what in stand_still {
+            let since = *self.stands_still.entry(what.clone()).or_insert(now.at);
+            if now.at - since > STALL {
+                let sentence = anyhow!(
+                    "under {scheduler}, {what} for {:.1} s; the comparison has ended and the host is back on its own \
+                     scheduler",
+                    (now.at - since + LOOK).as_secs_f64()
+                );
+                return Err(Failure::new(Exit::Stalled, sentence).into());
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,123 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Whether Cohort can run on this host at all: what `cohort run` refuses, and who else wants to schedule.
+
+use super::{Finding, Severity};
+use crate::host::paths::Host;
+use crate::host::preflight::{self, Refusal};
+use std::fs;
+
+/// Programs that load schedulers, or change what Cohort reckons with, by themselves.
+const MEDDLERS: [(&str, &str); 3] = [
+    ("scx_loader", "it loads another scheduler when it sees fit"),
+    ("ananicy-cpp", "it changes niceness, which Cohort obeys"),
+    (
+        "tuned",
+        "some of its profiles change CPU frequencies and KVM's polling",
+    ),
+];
+
+pub fn findings(host: &Host) -> Vec<Finding> {
+    let machine = preflight::check_host(host);
+    let release = fs::read_to_string(host.proc.join("sys/kernel/osrelease")).unwrap_or_default();
+    let mut findings = vec![match machine {
+        Ok(()) => Finding::fine(
+            "kernel",
+            format!(
+                "{}, with sched_ext and sound type information",
+                release.trim()
+            ),
+        ),
+        Err(refusal) => refused("kernel", &refusal),
+    }];
+    findings.push(match preflight::loaded_scheduler(host).as_deref() {
+        None => Finding::fine("scheduler", "no other sched_ext scheduler is loaded"),
+        Some(name) if name.starts_with("cohort") => Finding::fine("scheduler", "Cohort runs"),
+        Some(name) => Finding::new(
+            "scheduler",
+            Severity::Refused,
+            format!("the sched_ext scheduler {name} is loaded"),
+            "the kernel runs one at a time",
+            "systemctl disable --now scx",
+        ),
+    });
+    findings.push(match preflight::check_no_cookies(host) {
+        Ok(()) => Finding::fine("core-scheduling", "no thread has a cookie"),
+        Err(refusal) => refused("core-scheduling", &refusal),
+    });
+    findings.extend(meddlers(host));
+    findings
+}
+
+fn refused(check: &'static str, refusal: &Refusal) -> Finding {
+    let (why, mend) = match refusal {
+        Refusal::NoPrivileges { .. } => ("nothing else can be told for sure", "sudo cohort doctor"),
+        Refusal::CoreScheduling(_) => (
+            "Cohort does not obey cookies: it would break the protection, and such hosts were seen to hang",
+            "turn core scheduling off for this workload, or keep the kernel's scheduler",
+        ),
+        Refusal::Unreadable { .. } | Refusal::CoreSchedulingUnknown(_) => {
+            ("it cannot be checked", "mount /proc and /sys, and be root")
+        }
+        _ => (
+            "Cohort is a sched_ext scheduler for Linux 7.2 or later on x86-64",
+            "boot a kernel whose BTF is sound; `cohort run` says what is missing",
+        ),
+    };
+    Finding::new(check, Severity::Refused, refusal.to_string(), why, mend)
+}
+
+fn meddlers(host: &Host) -> Option<Finding> {
+    let processes = fs::read_dir(&host.proc).ok()?.flatten();
+    let names = processes.filter_map(|entry| fs::read_to_string(entry.path().join("comm")).ok());
+    let running: Vec<String> = names.map(|name| name.trim().to_owned()).collect();
+    let (name, what) = MEDDLERS
+        .into_iter()
+        .find(|(name, _)| running.iter().any(|running| running == name))?;
+    Some(Finding::new(
+        "daemons",
+        Severity::Note,
+        format!("{name} runs"),
+        what,
+        format!("systemctl stop {name}, if it gets in the way"),
+    ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{found, severity};
+    use super::*;
+    use crate::host::paths::fixture::Fixture;
+
+    #[test]
+    fn an_old_kernel_is_refused() {
+        let fixture = Fixture::new().with("proc/sys/kernel/osrelease", "6.12.1\n");
+        let finding = found(&findings(&fixture.host()), "kernel");
+        assert_eq!(finding.severity, Severity::Refused);
+        assert!(finding.seen.contains("6.12.1"), "{finding:?}");
+    }
+
+    #[test]
+    fn another_scheduler_is_refused_and_cohort_itself_is_not() {
+        let with = |name: &str| {
+            Fixture::new()
+                .with("sys/kernel/sched_ext/state", "enabled\n")
+                .with("sys/kernel/sched_ext/root/ops", name)
+        };
+        let of = |name: &str| severity(&findings(&with(name).host()), "scheduler");
+        assert_eq!(of("scx_lavd_1.0\n"), Severity::Refused);
+        assert_eq!(of("cohort_0.1.0\n"), Severity::Fine);
+        assert_eq!(
+            severity(&findings(&Fixture::new().host()), "scheduler"),
+            Severity::Fine
+        );
+    }
+
+    #[test]
+    fn who_loads_schedulers_by_himself_is_named() {
+        let fixture = Fixture::new()
+            .with("proc/7/comm", "bash\n")
+            .with("proc/8/comm", "scx_loader\n");
+        let finding = found(&findings(&fixture.host()), "daemons");
+        assert!(finding.seen.contains("scx_loader"));
+    }
+}

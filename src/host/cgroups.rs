@@ -1,0 +1,263 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! The cgroups (version 2) among which a host's CPU time is divided: weight, cap and CPU time of each that competes with
+//! VMs; and what a cgroup is called.
+
+use crate::entitlement::WEIGHT_DEFAULT;
+use crate::host::paths::Host;
+use std::collections::{BTreeSet, HashMap};
+use std::fs;
+use std::os::unix::fs::DirEntryExt;
+use std::path::{Path, PathBuf};
+
+/// libvirt puts a VM's threads into cgroups below this one; on hosts without systemd below the VM's, whose name ends so.
+const LIBVIRT: &str = "libvirt";
+const LIBVIRT_ALONE: &str = ".libvirt-qemu";
+
+/// One cgroup at one moment.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct CgroupReading {
+    /// The kernel's number for it: the inode number of its folder.
+    pub id: u64,
+    /// The one above it, as an index.
+    pub parent: Option<usize>,
+    /// cpu.weight.
+    pub weight: u32,
+    /// cpu.max, in CPUs.
+    pub cap_cpus: Option<f64>,
+    /// CPU time used in it and below it, microseconds.
+    pub used_us: u64,
+}
+
+/// Who competes with some processes for CPU time, at one moment.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Competition {
+    /// Each comes after the one above it. Cgroups below those that stand beside a process are not taken apart.
+    pub cgroups: Vec<CgroupReading>,
+    /// Where each process stands, as an index.
+    pub place_of: HashMap<u32, usize>,
+}
+
+impl Competition {
+    /// Reads the cgroups above and beside the processes `tgids`; `None` on a host without cgroups of version 2.
+    pub fn read(host: &Host, tgids: impl IntoIterator<Item = u32>) -> Option<Self> {
+        let root = mount(host)?;
+        let places: Vec<(u32, PathBuf)> = tgids
+            .into_iter()
+            .filter_map(|tgid| Some((tgid, place(&host.proc, &root, tgid)?)))
+            .collect();
+        let above: BTreeSet<&Path> = places
+            .iter()
+            .flat_map(|(_, place)| place.ancestors().skip(1))
+            .collect();
+        let mut competition = Self::default();
+        let mut index_of = HashMap::new();
+        let mut to_read = vec![(PathBuf::new(), 1, None)];
+        while let Some((path, id, parent)) = to_read.pop() {
+            let folder = root.join(&path);
+            // It may have gone meanwhile.
+            let Some(reading) = read(&folder, id, parent) else {
+                continue;
+            };
+            let index = competition.cgroups.len();
+            competition.cgroups.push(reading);
+            if above.contains(path.as_path()) {
+                let competes = |path: &PathBuf| root.join(path).join("cpu.weight").exists();
+                let below = children(&folder).map(|(name, id)| (path.join(name), id));
+                let below = below.filter(|(path, _)| competes(path));
+                to_read.extend(below.map(|(path, id)| (path, id, Some(index))));
+            }
+            index_of.insert(path, index);
+        }
+        for (tgid, place) in &places {
+            if let Some(&index) = index_of.get(place) {
+                competition.place_of.insert(*tgid, index);
+            }
+        }
+        Some(competition)
+    }
+}
+
+/// Where cgroups of version 2 are.
+pub fn mount(host: &Host) -> Option<PathBuf> {
+    let root = host.sys.join("fs/cgroup");
+    root.join("cgroup.controllers").exists().then_some(root)
+}
+
+/// The cgroup by which process `tgid` competes: its own, or the nearest above with the cpu controller.
+fn place(proc: &Path, root: &Path, tgid: u32) -> Option<PathBuf> {
+    let text = fs::read_to_string(proc.join(format!("{tgid}/cgroup"))).ok()?;
+    let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let mut place = PathBuf::new();
+    for name in path.split('/') {
+        if name == LIBVIRT || place.to_string_lossy().ends_with(LIBVIRT_ALONE) {
+            break;
+        }
+        place.push(name);
+    }
+    while !place.as_os_str().is_empty() && !root.join(&place).join("cpu.weight").exists() {
+        place.pop();
+    }
+    Some(place)
+}
+
+fn read(folder: &Path, id: u64, parent: Option<usize>) -> Option<CgroupReading> {
+    let text = |name: &str| fs::read_to_string(folder.join(name));
+    let stat = text("cpu.stat").ok()?;
+    let used_us = stat
+        .lines()
+        .find_map(|line| line.strip_prefix("usage_usec "))?
+        .parse()
+        .ok()?;
+    // The topmost one has neither weight nor cap.
+    let weight = text("cpu.weight").ok();
+    let weight = weight.and_then(|weight| weight.trim().parse().ok());
+    Some(CgroupReading {
+        id,
+        parent,
+        weight: weight.unwrap_or(WEIGHT_DEFAULT),
+        cap_cpus: text("cpu.max").ok().and_then(|max| cap_cpus(&max)),
+        used_us,
+    })
+}
+
+/// What `cpu.max` says: "50000 100000" is half a CPU, "max 100000" no cap.
+fn cap_cpus(max: &str) -> Option<f64> {
+    let mut words = max.split_whitespace().map(str::parse::<f64>);
+    let (quota, period) = (words.next()?.ok()?, words.next()?.ok()?);
+    (period > 0.0).then(|| quota / period)
+}
+
+/// Names and inode numbers of the folders in a folder.
+fn children(folder: &Path) -> impl Iterator<Item = (PathBuf, u64)> {
+    let is_folder = |entry: &fs::DirEntry| entry.file_type().is_ok_and(|kind| kind.is_dir());
+    let entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    entries
+        .filter(is_folder)
+        .map(|entry| (entry.file_name().into(), entry.ino()))
+}
+
+/// What cgroups are called, by the kernel's numbers for them.
+#[derive(Debug, Default)]
+pub struct CgroupNames {
+    known: HashMap<u64, String>,
+}
+
+impl CgroupNames {
+    /// The paths of the cgroups `ids` below the topmost one. All cgroups are looked through if one of them is new.
+    pub fn names(&mut self, host: &Host, ids: &BTreeSet<u64>) -> HashMap<u64, String> {
+        if ids.iter().any(|id| !self.known.contains_key(id)) {
+            self.look_through(host);
+        }
+        let name = |id: &u64| {
+            let gone = || format!("cgroup {id}, which is gone");
+            (*id, self.known.entry(*id).or_insert_with(gone).clone())
+        };
+        ids.iter().map(name).collect()
+    }
+
+    fn look_through(&mut self, host: &Host) {
+        let Some(root) = mount(host) else {
+            return;
+        };
+        let mut to_read = vec![(PathBuf::from("/"), 1)];
+        while let Some((path, id)) = to_read.pop() {
+            let folder = root.join(path.strip_prefix("/").unwrap_or(&path));
+            let below = children(&folder).map(|(name, id)| (path.join(name), id));
+            to_read.extend(below);
+            self.known.insert(id, path.to_string_lossy().into_owned());
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::paths::fixture::Fixture;
+    use std::os::unix::fs::MetadataExt;
+
+    fn with_cgroup(fixture: Fixture, path: &str, weight: &str, max: &str, used_us: u64) -> Fixture {
+        let folder = format!("sys/fs/cgroup/{path}");
+        fixture
+            .with(&format!("{folder}/cpu.weight"), weight)
+            .with(&format!("{folder}/cpu.max"), max)
+            .with(
+                &format!("{folder}/cpu.stat"),
+                format!("usage_usec {used_us}\nuser_usec 1\n"),
+            )
+    }
+
+    /// A slice with a VM of libvirt, and a service.
+    fn host_with_vm() -> Fixture {
+        let fixture = Fixture::new()
+            .with("sys/fs/cgroup/cgroup.controllers", "cpuset cpu\n")
+            .with("sys/fs/cgroup/cpu.stat", "usage_usec 1000\n")
+            .with(
+                "proc/7/cgroup",
+                "0::/machine.slice/vm.scope/libvirt/vcpu0\n",
+            );
+        let fixture = with_cgroup(fixture, "machine.slice", "200", "max 100000", 700);
+        let fixture = with_cgroup(
+            fixture,
+            "machine.slice/vm.scope",
+            "100",
+            "50000 100000",
+            600,
+        );
+        let fixture = with_cgroup(fixture, "machine.slice/vm.scope/libvirt", "100", "max", 600);
+        let fixture = with_cgroup(fixture, "system.slice", "100", "max 100000", 300);
+        with_cgroup(fixture, "system.slice/a.service", "100", "max 100000", 300)
+    }
+
+    #[test]
+    fn those_above_and_beside_a_vm_compete_with_it() {
+        let fixture = host_with_vm();
+        let got = Competition::read(&fixture.host(), [7, 8]).expect("there are cgroups");
+        let vm = got.cgroups[got.place_of[&7]];
+        assert_eq!((vm.weight, vm.cap_cpus, vm.used_us), (100, Some(0.5), 600));
+        let slice = got.cgroups[vm.parent.expect("it is in a slice")];
+        assert_eq!(
+            (slice.weight, slice.cap_cpus, slice.used_us),
+            (200, None, 700)
+        );
+        assert_eq!(slice.parent, Some(0));
+        // The service's own folder competes with nobody here, nor does libvirt's; process 8 is gone.
+        assert_eq!(got.cgroups.len(), 4);
+        assert_eq!(got.place_of.len(), 1);
+    }
+
+    #[test]
+    fn a_vm_of_libvirt_without_systemd_is_its_cgroup_not_that_of_a_thread() {
+        let vm = "machine.slice/qemu-1-a.libvirt-qemu";
+        let fixture = host_with_vm().with("proc/8/cgroup", format!("0::/{vm}/emulator\n"));
+        let fixture = with_cgroup(fixture, vm, "300", "max 100000", 5);
+        let fixture = with_cgroup(fixture, &format!("{vm}/emulator"), "100", "max 100000", 5);
+        let got = Competition::read(&fixture.host(), [8]).expect("there are cgroups");
+        assert_eq!(got.cgroups[got.place_of[&8]].weight, 300);
+    }
+
+    #[test]
+    fn without_the_controller_the_cgroup_above_counts() {
+        let fixture = host_with_vm().with("proc/8/cgroup", "0::/user.slice/session\n");
+        let got = Competition::read(&fixture.host(), [8]).expect("there are cgroups");
+        assert_eq!(got.place_of[&8], 0);
+        assert_eq!(got.cgroups[0].parent, None);
+    }
+
+    #[test]
+    fn a_host_with_version_1_has_no_such_cgroups() {
+        let fixture = Fixture::new().with("sys/fs/cgroup/cpu/cpu.shares", "1024\n");
+        assert_eq!(Competition::read(&fixture.host(), [7]), None);
+    }
+
+    #[test]
+    fn a_cgroup_is_called_by_its_path() {
+        let fixture = host_with_vm();
+        let host = fixture.host();
+        let folder = host.sys.join("fs/cgroup/system.slice/a.service");
+        let id = fs::metadata(folder).expect("it was made").ino();
+        let mut names = CgroupNames::default();
+        let got = names.names(&host, &BTreeSet::from([id, u64::MAX]));
+        assert_eq!(got[&id], "/system.slice/a.service");
+        assert!(got[&u64::MAX].ends_with("gone"));
+    }
+}

@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! The loaded observer: puts its BPF part into the kernel and reads what it counts. It changes nothing, works under any
+//! scheduler, and is gone when it is dropped.
+
+use crate::bpf::{from_bytes, intf, observe};
+use crate::exit::{Exit, Failure};
+use crate::host::cgroups::{CgroupNames, Competition};
+use crate::host::kvm::{Kvm, KvmWatch, hardware_ends_interrupts};
+use crate::host::paths::Host;
+use crate::host::preflight;
+use crate::host::topology::{self, Domains};
+use crate::host::vm_identity::VmIdentity;
+use crate::observation::{Observation, TakerReading};
+use crate::scheduler::monotonic_ns;
+use crate::sight::{Seen, load_hooks};
+use anyhow::{Context, Result, anyhow};
+use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
+use libbpf_rs::{Iter, MapCore, MapFlags, OpenObject};
+use nix::sched::{CpuSet, sched_getaffinity};
+use nix::unistd::Pid;
+use observe::{ObserveSkel, ObserveSkelBuilder};
+use std::cell::RefCell;
+use std::collections::{BTreeSet, HashMap};
+use std::io::Read;
+use std::mem::MaybeUninit;
+use std::ptr;
+
+/// Takers are read in parts of this many.
+const PER_READ: u32 = 512;
+
+/// The observer while it observes.
+pub struct Observer<'object> {
+    skel: ObserveSkel<'object>,
+    host: Host,
+    seen: Seen,
+    cgroup_names: RefCell<CgroupNames>,
+}
+
+impl<'object> Observer<'object> {
+    /// Loads the BPF part and attaches it.
+    ///
+    /// # Errors
+    /// Without KVM or privileges, and when the kernel refuses it: with [`Exit::LoadRejected`].
+    pub fn load(
+        object: &'object mut MaybeUninit<OpenObject>,
+        host: &Host,
+    ) -> Result<Self, Failure> {
+        preflight::check_observer(host)?;
+        let kvm = KvmWatch::new(&host.proc, &host.sys).moved()?.flatten();
+        let kvm = kvm.context(
+            "KVM is not loaded on this host, so there is nothing to watch. Load it first (modprobe \
+             kvm_intel or kvm_amd)",
+        )?;
+        let seen = Seen::of(&kvm, hardware_ends_interrupts(&host.sys), &[]);
+        let domains = Domains::read(&host.sys)?;
+        let skel = load(object, &kvm, &seen, &domains).map_err(|error| {
+            let sentence = "the kernel did not accept the observer; has this kernel BTF (/sys/kernel/btf/vmlinux)?";
+            Failure::new(Exit::LoadRejected, error.context(sentence))
+        })?;
+        Ok(Self {
+            skel,
+            host: host.clone(),
+            seen,
+            cgroup_names: RefCell::default(),
+        })
+    }
+
+    /// Reads all counters.
+    pub fn read(&self) -> Result<Observation> {
+        let vcpus = self
+            .read_vcpus()
+            .context("the vCPUs' counters cannot be read")?;
+        let at_ns = monotonic_ns()?;
+        let tgids: BTreeSet<u32> = vcpus.iter().map(|vcpu| vcpu.tgid).collect();
+        let identity = |&tgid: &u32| (tgid, VmIdentity::of(&self.host.proc, tgid));
+        let competition = Competition::read(&self.host, tgids.iter().copied());
+        let takers = self.read_takers().context("who took CPUs cannot be read")?;
+        let of_cgroups = |taker: &&TakerReading| taker.key.kind == intf::taker_kind_TAKER_CGROUP;
+        let cgroups = takers.iter().filter(of_cgroups).map(|taker| taker.key.id);
+        let mut cgroup_names = self.cgroup_names.borrow_mut();
+        let online = topology::online_cpus(&self.host.sys)?;
+        Ok(Observation {
+            at_ns,
+            cpus: u32::try_from(online.len()).context("more CPUs than can be counted")?,
+            scheduler: preflight::scheduler_name(&self.host)
+                .unwrap_or_else(|| String::from("stock")),
+            blind_spots: self.seen.blind_spots.clone(),
+            unseen: self.seen.unseen_fields(),
+            identities: tgids.iter().map(identity).collect(),
+            cpus_of: cpus_of(&vcpus, &online),
+            competition,
+            cgroup_names: cgroup_names.names(&self.host, &cgroups.collect()),
+            takers,
+            vcpus,
+        })
+    }
+
+    fn read_vcpus(&self) -> Result<Vec<intf::vcpu_counters>> {
+        let link = self.skel.links.read_vcpus.as_ref();
+        let link = link.context("the program that reads them is not attached")?;
+        let mut bytes = Vec::new();
+        Iter::new(link)?.read_to_end(&mut bytes)?;
+        bytes
+            .chunks_exact(size_of::<intf::vcpu_counters>())
+            .map(from_bytes)
+            .collect()
+    }
+
+    fn read_takers(&self) -> Result<Vec<TakerReading>> {
+        let map = &self.skel.maps.takers;
+        map.lookup_batch(PER_READ, MapFlags::ANY, MapFlags::ANY)?
+            .map(|(key, value)| {
+                Ok(TakerReading {
+                    key: from_bytes(&key)?,
+                    stats: from_bytes(&value)?,
+                })
+            })
+            .collect()
+    }
+}
+
+fn load<'object>(
+    object: &'object mut MaybeUninit<OpenObject>,
+    kvm: &Kvm,
+    seen: &Seen,
+    domains: &Domains,
+) -> Result<ObserveSkel<'object>> {
+    let mut open = ObserveSkelBuilder::default().open(object)?;
+    if let Some(constants) = open.maps.rodata_data.as_mut() {
+        // CPU numbers beyond what this was built for count as one domain.
+        for (constant, &domain) in constants.cpu_domain.iter_mut().zip(&domains.of_cpu) {
+            *constant = domain;
+        }
+    }
+    load_hooks!(open, seen);
+    open.progs.yield_begins.set_autoload(seen.spins);
+    open.progs.yield_ends.set_autoload(seen.spins);
+    let mut skel = open.load()?;
+    let data = skel.maps.bss_data.as_mut();
+    let data = data.ok_or_else(|| anyhow!("the BPF object has no variables; build it again"))?;
+    // SAFETY: a live, aligned u64 that the BPF programs only read.
+    unsafe { ptr::write_volatile(&raw mut data.kvm_preempt_ops_addr, kvm.preempt_ops) };
+    skel.attach()?;
+    Ok(skel)
+}
+
+/// The CPUs of those that are `online` on which a VM's vCPUs may run, by process; of those that may not run on all.
+fn cpus_of(
+    vcpus: &[intf::vcpu_counters],
+    online: &BTreeSet<usize>,
+) -> HashMap<u32, BTreeSet<usize>> {
+    let mut cpus_of: HashMap<u32, BTreeSet<usize>> = HashMap::new();
+    for vcpu in vcpus {
+        // One that is gone, or more CPUs than the library knows: as if nothing bound it.
+        let Ok(allowed) = sched_getaffinity(Pid::from_raw(vcpu.tid)) else {
+            continue;
+        };
+        let is_allowed = |&cpu: &usize| cpu >= CpuSet::count() || allowed.is_set(cpu) == Ok(true);
+        let cpus = online.iter().copied().filter(is_allowed);
+        cpus_of.entry(vcpu.tgid).or_default().extend(cpus);
+    }
+    cpus_of.retain(|_, cpus| cpus.len() < online.len());
+    cpus_of
+}

@@ -1,0 +1,230 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! What people and programs read of a window of time: the fields of `cohort watch --json`, of recordings, and behind the
+//! columns of tables. How they come about is in `observation`.
+
+use crate::host::vm_identity::VmIdentity;
+use anyhow::Context;
+use scx_stats_derive::{Stats, stat_doc};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use std::collections::BTreeMap;
+
+/// One vCPU, or all vCPUs of a VM together, in one window of time.
+#[stat_doc]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize, Stats)]
+#[serde(default)]
+#[stat(desc = "what vCPUs did in the window")]
+pub struct VcpuView {
+    #[stat(desc = "vCPUs counted here")]
+    pub vcpus: u32,
+    #[stat(desc = "part of the time in which it ran, in percent of a CPU per vCPU")]
+    pub run_pct: f64,
+    #[stat(desc = "part of the time in which it was runnable and waited for a CPU, in percent")]
+    pub ready_pct: f64,
+    #[stat(desc = "part of the time in which it was runnable and a cap stopped it, in percent")]
+    pub limited_pct: f64,
+    #[stat(desc = "part of the time in which the guest had nothing to do on it, in percent")]
+    pub halted_pct: f64,
+    #[stat(desc = "part of the time in which its thread slept outside of the guest, in percent")]
+    pub away_pct: f64,
+    #[stat(
+        desc = "part of the time in which KVM polled for work after a halt, in percent; it is a part of run_pct"
+    )]
+    pub poll_pct: f64,
+    #[stat(
+        desc = "part of the time in which KVM looked whom to run in its place, because it spins, in percent; it is a part of run_pct"
+    )]
+    pub spin_pct: f64,
+    #[stat(
+        desc = "CPU time it was entitled to, given its cgroups and what all asked for, in percent of a CPU per vCPU"
+    )]
+    pub entitled_pct: f64,
+    #[stat(desc = "times it left the guest because it spins")]
+    pub spin_exits: u64,
+    #[stat(desc = "directed yields: times KVM offered a sibling in its place")]
+    pub yields_offered: u64,
+    #[stat(desc = "of these: the sibling ran next")]
+    pub yields_served: u64,
+    #[stat(desc = "of the others: the sibling ran already, or slept")]
+    pub yields_not_ready: u64,
+    #[stat(
+        desc = "of the others: the scheduler declined, though the sibling waited for a CPU; what is left was accepted, but somebody else ran next"
+    )]
+    pub yields_refused: u64,
+    #[stat(desc = "fixed IPIs that it sent to one sibling")]
+    pub ipis: u64,
+    #[stat(desc = "fixed IPIs to it whose end was seen")]
+    pub ipis_answered: u64,
+    #[stat(desc = "IPIs to it while it waited for a CPU, until it ran: less than 2^i us")]
+    pub ipi_to_run: Vec<u64>,
+    #[stat(desc = "the sum of these times, in microseconds")]
+    pub ipi_to_run_us: u64,
+    #[stat(desc = "the longest of these times since it is observed, in microseconds")]
+    pub longest_ipi_us: u64,
+    #[stat(desc = "waits for a CPU: less than 2^i us")]
+    pub ready_us: Vec<u64>,
+    #[stat(desc = "longest wait for a CPU since it is observed, in microseconds")]
+    pub longest_ready_us: u64,
+    #[stat(desc = "times it woke up")]
+    pub wakeups: u64,
+    #[stat(desc = "times it started on another CPU than it last ran on")]
+    pub migrations: u64,
+    #[stat(desc = "of these: with another last-level cache")]
+    pub migrations_far: u64,
+    #[stat(desc = "times it was preempted in guest user mode, or outside of the guest")]
+    pub preempted_user: u64,
+    #[stat(desc = "times it was preempted in guest kernel mode")]
+    pub preempted_kernel: u64,
+    #[stat(
+        desc = "part of its ready time in which it waited behind a sibling while another CPU that it may use ran none, in percent"
+    )]
+    pub stacked_pct: f64,
+}
+
+/// Who took CPUs from a VM in one window of time.
+#[stat_doc]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize, Stats)]
+#[serde(default)]
+#[stat(desc = "who took a CPU from a VM in the window")]
+pub struct TakerView {
+    #[stat(desc = "vm, cgroup or kernel")]
+    pub kind: String,
+    #[stat(desc = "process of the VM, id of the cgroup, 0")]
+    pub id: u64,
+    #[stat(desc = "name of the VM, path of the cgroup")]
+    pub name: String,
+    #[stat(desc = "times")]
+    pub times: u64,
+    #[stat(desc = "how long the VM's vCPUs waited then, in microseconds")]
+    pub ready_us: u64,
+}
+
+/// One VM in one window of time.
+#[stat_doc]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize, Stats)]
+#[serde(default)]
+#[stat(desc = "one VM in the window")]
+pub struct VmView {
+    #[stat(desc = "name, with the process where several VMs have the same")]
+    pub name: String,
+    #[stat(desc = "whose VM it is")]
+    pub identity: VmIdentity,
+    #[stat(desc = "all its vCPUs together")]
+    pub all: VcpuView,
+    #[stat(desc = "each vCPU, by its number in the VM")]
+    pub vcpus: BTreeMap<u32, VcpuView>,
+    #[stat(desc = "who took CPUs from it, the most time first")]
+    pub takers: Vec<TakerView>,
+}
+
+/// The host in one window of time.
+#[stat_doc]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize, Stats)]
+#[serde(default)]
+#[stat(desc = "the host in the window", top)]
+pub struct HostView {
+    #[stat(desc = "length of the window, in milliseconds")]
+    pub window_ms: u64,
+    #[stat(desc = "what schedules the host: a sched_ext scheduler, or stock")]
+    pub scheduler: String,
+    #[stat(desc = "CPUs online at its end")]
+    pub cpus: u32,
+    #[stat(desc = "what KVM does and is not seen here, in words")]
+    pub blind_spots: Vec<String>,
+    #[stat(desc = "fields that are left out because of that")]
+    pub unseen: Vec<String>,
+    #[stat(desc = "vCPUs for each CPU that is online")]
+    pub overcommitment: f64,
+    #[stat(
+        desc = "of the time in which vCPUs had a CPU: without halt polling and KVM's search because they spin, in percent; what guests spin before they are stopped is not seen"
+    )]
+    pub efficiency_pct: f64,
+    #[stat(desc = "VMs by process")]
+    pub vms: BTreeMap<u32, VmView>,
+}
+
+impl HostView {
+    /// Whether a field, of the host or of a vCPU, can be had here.
+    pub fn has(&self, field: &str) -> bool {
+        !self.unseen.iter().any(|unseen| unseen == field)
+    }
+
+    /// Of the vCPUs' running time, in percent: without polling and searching; if it can be had.
+    pub fn efficiency(&self) -> Option<f64> {
+        self.has("efficiency_pct").then_some(self.efficiency_pct)
+    }
+
+    /// As JSON, without the fields that cannot be had on this host.
+    ///
+    /// # Errors
+    /// None that are known: it is plain data.
+    pub fn to_json(&self) -> anyhow::Result<Value> {
+        let json = serde_json::to_value(self);
+        let mut json = json.context("the window cannot be written as JSON")?;
+        remove_keys(&mut json, &self.unseen);
+        Ok(json)
+    }
+}
+
+fn remove_keys(json: &mut Value, keys: &[String]) {
+    match json {
+        Value::Object(fields) => {
+            fields.retain(|key, _| !keys.contains(key));
+            fields
+                .values_mut()
+                .for_each(|value| remove_keys(value, keys));
+        }
+        Value::Array(values) => values.iter_mut().for_each(|value| remove_keys(value, keys)),
+        _ => {}
+    }
+}
+
+/// The least 2^i (us) below which a fraction of at least `quantile` of a histogram lies; `None` if it is empty.
+pub fn quantile_us(histogram: &[u64], quantile: f64) -> Option<u64> {
+    let all: u64 = histogram.iter().sum();
+    let mut below = 0;
+    for (bucket, count) in histogram.iter().enumerate() {
+        below += count;
+        if *count > 0 && below as f64 >= quantile * all as f64 {
+            return Some(1 << bucket);
+        }
+    }
+    None
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const BUCKETS: usize = 24;
+
+    #[test]
+    fn what_cannot_be_had_is_left_out_at_every_depth_and_read_back() {
+        let vm = VmView {
+            vcpus: BTreeMap::from([(0, VcpuView::default())]),
+            ..VmView::default()
+        };
+        let view = HostView {
+            unseen: vec!["spin_exits".into(), "efficiency_pct".into()],
+            vms: BTreeMap::from([(5, vm)]),
+            ..HostView::default()
+        };
+        let json = view.to_json().expect("it is plain data");
+        assert!(!json.to_string().contains("spin_exits\":0"));
+        assert!(json.get("efficiency_pct").is_none());
+        assert!(json["vms"]["5"]["vcpus"]["0"].get("run_pct").is_some());
+        assert_eq!(
+            serde_json::from_value::<HostView>(json).expect("it was written by this"),
+            view
+        );
+    }
+
+    #[test]
+    fn a_quantile_is_the_upper_end_of_its_bucket() {
+        let mut histogram = [0; BUCKETS];
+        assert_eq!(quantile_us(&histogram, 0.5), None);
+        (histogram[3], histogram[6]) = (98, 2);
+        assert_eq!(quantile_us(&histogram, 0.5), Some(8));
+        assert_eq!(quantile_us(&histogram, 0.99), Some(64));
+    }
+}

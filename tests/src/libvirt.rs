@@ -1,0 +1,148 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! A VM as libvirt makes it: with a name and an id of its own, and a cgroup per vCPU below the VM's.
+
+use std::fs;
+use std::process::{Child, Command};
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use cohort::view::VcpuView;
+use cohort::wait::wait_for;
+use cohort_lab::inside::booted::{INITRD, KERNEL, Workload};
+use cohort_lab::inside::process::start;
+use tempfile::TempDir;
+
+use crate::Test;
+use crate::host::{Guest, PATIENCE, assert_ratio, lab, start_cohort, stop_cohort, vm_stats, watch};
+
+pub const TESTS: &[Test] = &[(
+    "a_domain_of_libvirt_has_its_name_and_is_one_vm",
+    named_and_whole,
+)];
+
+const NAME: &str = "web-1";
+const UUID: &str = "6a4e3a0e-2f43-4b0a-9d63-6f0a3f2f7b11";
+const CONFIGURATION: &str = "user = \"root\"\ngroup = \"root\"\nsecurity_driver = \"none\"\nnamespaces = []\n\
+                             remember_owner = 0\nseccomp_sandbox = 0\nstdio_handler = \"file\"\n";
+/// It asks QEMU what it can do before it starts the first domain.
+const START_TIMEOUT: Duration = Duration::from_secs(180);
+
+/// libvirt's daemon for QEMU, and a domain of it. Both end with this.
+struct Domain {
+    daemon: Child,
+    folder: TempDir,
+}
+
+impl Domain {
+    fn start(vcpus: u32) -> Result<Self> {
+        // The lab's image is made without what packages do when they are installed.
+        append(
+            "/etc/passwd",
+            "libvirt-qemu:x:64055:64055::/nonexistent:/bin/false\n",
+        )?;
+        append("/etc/group", "libvirt-qemu:x:64055:\n")?;
+        fs::create_dir_all("/etc/libvirt")?;
+        fs::write("/etc/libvirt/qemu.conf", CONFIGURATION)?;
+        let daemon = start(Command::new("libvirtd"), &[], None)?;
+        let domain = Self {
+            daemon,
+            folder: tempfile::tempdir()?,
+        };
+        wait_for("libvirt", PATIENCE, || {
+            Ok(virsh(&["version"]).is_ok().then_some(()))
+        })?;
+        let lab = lab()?;
+        let cpus: Vec<String> = lab.guest_cpus.iter().map(u32::to_string).collect();
+        let xml = format!(
+            "<domain type='kvm'><name>{NAME}</name><uuid>{UUID}</uuid><memory unit='MiB'>256</memory>\
+             <vcpu cpuset='{}'>{vcpus}</vcpu><os><type arch='x86_64' machine='q35'>hvm</type><kernel>{KERNEL}</kernel>\
+             <initrd>{INITRD}</initrd><cmdline>{}</cmdline></os><features><acpi/><apic/></features>\
+             <cpu mode='host-passthrough'/><on_reboot>destroy</on_reboot><devices>\
+             <emulator>/usr/bin/qemu-system-x86_64</emulator><serial type='file'><source path='{}'/></serial>\
+             <controller type='usb' model='none'/><memballoon model='none'/></devices></domain>",
+            cpus.join(","),
+            Workload::new("busy", &lab).kernel_parameters(),
+            domain.folder.path().join("serial").display(),
+        );
+        let file = domain.folder.path().join("domain.xml");
+        fs::write(&file, xml)?;
+        virsh(&["create", &file.to_string_lossy()])?;
+        Ok(domain)
+    }
+
+    /// The process of its QEMU.
+    fn pid(&self) -> Result<u32> {
+        let path = format!("/run/libvirt/qemu/{NAME}.pid");
+        let text = fs::read_to_string(&path).with_context(|| format!("{path} cannot be read"))?;
+        Ok(text.trim().parse()?)
+    }
+}
+
+impl Drop for Domain {
+    fn drop(&mut self) {
+        // What has ended already is as good.
+        let _ = virsh(&["destroy", NAME]);
+        let _ = self.daemon.kill();
+        let _ = self.daemon.wait();
+    }
+}
+
+fn append(path: &str, line: &str) -> Result<()> {
+    let text = fs::read_to_string(path)?;
+    fs::write(path, text + line).with_context(|| format!("{path} cannot be written"))
+}
+
+fn virsh(arguments: &[&str]) -> Result<String> {
+    let output = Command::new("virsh")
+        .args(["-c", "qemu:///system"])
+        .args(arguments)
+        .output()
+        .context("virsh")?;
+    ensure!(
+        output.status.success(),
+        "virsh {arguments:?}: {}",
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(String::from_utf8_lossy(&output.stdout).into_owned())
+}
+
+/// The observer calls it by libvirt's name and id; to Cohort the threads in libvirt's cgroups are one VM.
+fn named_and_whole() -> Result<()> {
+    let domain = Domain::start(2)?;
+    let pid = domain.pid()?;
+    let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
+    println!("    it is in {}", cgroup.trim());
+    let vm = wait_for("the domain's vCPUs", START_TIMEOUT, || {
+        let vm = watch(1)?.vms.remove(&pid);
+        Ok(vm.filter(|vm| vm.all.vcpus == 2 && vm.all.run_pct > 50.0))
+    })?;
+    println!("    {:?}, {:?}", vm.name, vm.identity);
+    ensure!(
+        vm.name == NAME && vm.identity.id == UUID && vm.identity.manager == "libvirt",
+        "it is taken for {:?}",
+        vm.identity
+    );
+    let cohort = start_cohort()?;
+    let stats = vm_stats(pid)?;
+    let rival = Guest::busy("rival", 2)?;
+    // Both stand in cgroups of weight 100 below the topmost one.
+    let view = watch(3)?;
+    stop_cohort(cohort)?;
+    ensure!(
+        stats.vcpus == 2 && stats.name == NAME,
+        "Cohort takes it for {} with {} vCPUs",
+        stats.name,
+        stats.vcpus
+    );
+    let of =
+        |pid: u32, value: fn(&VcpuView) -> f64| view.vms.get(&pid).map_or(0.0, |vm| value(&vm.all));
+    let pids = [pid, rival.micro.pid() as u32];
+    let runs = pids.map(|pid| of(pid, |vcpus| vcpus.run_pct));
+    let entitled = pids.map(|pid| of(pid, |vcpus| vcpus.entitled_pct));
+    println!("    it and a busy VM run {runs:.1?} % of the time, entitled to {entitled:.1?} %");
+    // What its QEMU does besides running vCPUs is its own too. A VM per vCPU would have two thirds.
+    let sum = runs[0] + runs[1];
+    assert_ratio(&runs.map(|run| run / sum), &[1.0, 1.0], 0.15)?;
+    let sum = entitled[0] + entitled[1];
+    assert_ratio(&entitled.map(|pct| pct / sum), &[1.0, 1.0], 0.05)
+}
