@@ -39,8 +39,9 @@ REAL := $(filter redis% dbench% vips% restic%,$(CASE))
 # What the observer costs: the stock scheduler with it and without.
 OBSERVED := tlb2 spin2 pipe2 busy2 --scheduler watched --window-ms 500
 
-bench: build ## CASE=spin2 (or tlb, pipe, barrier, busy, redis, dbench, vips, restic; observer): throughput against the stock scheduler; in the lab
-	@run=out/bench-$(CASE)-$$(date +%Y%m%dT%H%M%S); mkdir -p out; \
+bench: build ## CASE=spin2 (or tlb, pipe, barrier, busy, redis, dbench, vips, restic; observer): throughput against the stock scheduler; in the lab. CASE=export: a scrape of 1,000 VMs, here
+	@if [ $(CASE) = export ]; then exec $(CARGO) bench --locked --quiet -p cohort --bench export; fi; \
+	run=out/bench-$(CASE)-$$(date +%Y%m%dT%H%M%S); mkdir -p out; \
 	$(LAB) boot --dilation 20 $(if $(REAL),--timeout-s 3000 --guest-image,--timeout-s 2400) --out $$run \
 		-- lab inside bench $(if $(filter observer,$(CASE)),$(OBSERVED),$(CASE) $(if $(REAL),--window-ms 3000)); \
 	status=$$?; \
@@ -50,10 +51,11 @@ bench: build ## CASE=spin2 (or tlb, pipe, barrier, busy, redis, dbench, vips, re
 calibrate: build ## do the workloads gain from a second CPU in the lab, as they must
 	@$(LAB) boot --dilation 20 --timeout-s 3600 -- lab inside calibrate tlb spin barrier busy pipe
 
-install: build ## the program and its systemd unit, below DESTDIR
+install: build ## the program, its systemd units, and what Prometheus and Grafana want, below DESTDIR
 	install -D -m 755 target/release/cohort $(DESTDIR)/usr/sbin/cohort
 	install -D -m 644 deploy/cohort.toml $(DESTDIR)/etc/cohort.toml
-	install -D -m 644 deploy/cohort.service $(DESTDIR)/lib/systemd/system/cohort.service
+	install -D -m 644 -t $(DESTDIR)/lib/systemd/system deploy/cohort.service deploy/cohort-export.service
+	install -D -m 644 -t $(DESTDIR)/usr/share/cohort deploy/prometheus/cohort.rules.yml deploy/grafana/cohort.json
 
 clean: ## build output and run folders; the cache in ~/.cache/cohort stays
 	$(CARGO) clean

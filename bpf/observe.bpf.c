@@ -159,11 +159,13 @@ static void on_ipi(struct signals *sender, s32 from, s32 to)
 {
 	struct vcpu_counters *v = &observed_of(sender)->counters;
 	struct observed *receiver = lookup_thread(to);
+	u64 now = clock_ns();
 
 	if (!receiver || receiver->counters.kvm != v->kvm)
 		return;
-	open_ipi(sender, from, &receiver->signals, to,
-		 receiver->counters.phase == PHASE_READY, clock_ns());
+	open_ipi(sender, from, &receiver->signals, to, now);
+	if (receiver->counters.phase == PHASE_READY)
+		ipi_waits(&receiver->signals, now);
 	v->ipis++;
 }
 
@@ -351,10 +353,9 @@ static void stops(struct task_struct *p, struct observed *o,
 	}
 	v->phase = is_throttled(p) ? PHASE_LIMITED : PHASE_READY;
 	o->preempted = v->phase == PHASE_READY;
-	/* One that came while it ran, and that it has not answered, waits now. */
-	if (o->preempted && o->signals.maybe_open &&
-	    has_open_ipi(&o->signals, now, c->ran_ns))
-		o->signals.ipi_waits_ns = now;
+	/* An IPI that it has not answered waits now, or again. */
+	if (o->preempted && has_open_ipi(&o->signals, now, IPI_WINDOW_MOST_NS))
+		ipi_waits(&o->signals, now);
 	note_taker(o, next, taker);
 }
 

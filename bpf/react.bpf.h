@@ -30,11 +30,12 @@ static void on_ipi(struct signals *sender, s32 from, s32 to)
 	g = lookup_group(tc->group);
 	if (!g)
 		return;
-	open_ipi(sender, from, &receiver->signals, to, receiver->queue != 0,
-		 now);
+	open_ipi(sender, from, &receiver->signals, to, now);
 	count(&g->info.stats.ipis);
-	if (receiver->queue)
-		count(&g->info.stats.ipis_to_ready);
+	if (!receiver->queue)
+		return;
+	ipi_waits(&receiver->signals, now);
+	count(&g->info.stats.ipis_to_ready);
 }
 
 static void on_answer(struct task_struct *p, struct signals *receiver,

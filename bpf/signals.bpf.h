@@ -35,20 +35,27 @@ struct signals {
 	u64 ipi_waits_ns; /* since when one waits for it to run, 0: none */
 };
 
-/* Thread @from now waits for thread @to, which is @waiting for a CPU. */
+/* Thread @from now waits for thread @to. Whether that waits for a CPU itself is
+ * looked at afterwards: so either that look or the receiver's own, when it loses
+ * its CPU, sees the IPI waiting. */
 static inline void open_ipi(struct signals *sender, s32 from,
-			    struct signals *receiver, s32 to, bool waiting,
-			    u64 now)
+			    struct signals *receiver, s32 to, u64 now)
 {
 	struct open_ipi *ipi = &receiver->open[from & (OPEN_IPIS - 1)];
 
 	ipi->from = from;
 	ipi->vector = sender->accepted_vector;
 	ipi->sent_ns = now;
-	receiver->maybe_open = 1;
 	sender->ipi_to = to;
-	/* The first of several is what it runs late for. */
-	if (waiting && !receiver->ipi_waits_ns)
+	/* A full barrier too. */
+	__sync_lock_test_and_set(&receiver->maybe_open, 1);
+}
+
+/* An IPI waits since @now for @receiver to run. The first of several is what
+ * that runs late for. */
+static inline void ipi_waits(struct signals *receiver, u64 now)
+{
+	if (!receiver->ipi_waits_ns)
 		receiver->ipi_waits_ns = now;
 }
 
@@ -66,6 +73,8 @@ static inline bool has_open_ipi(struct signals *receiver, u64 now,
 {
 	u32 i;
 
+	if (!receiver->maybe_open)
+		return false;
 	bpf_for(i, 0, OPEN_IPIS)
 		if (ipi_is_open(receiver->open[i & (OPEN_IPIS - 1)].sent_ns,
 				now, window_ns))
@@ -94,6 +103,7 @@ static inline u64 answer_begins(struct signals *receiver, u64 *histogram,
 	/* Nobody will say when it is answered. */
 	bpf_for(i, 0, OPEN_IPIS)
 		receiver->open[i & (OPEN_IPIS - 1)].sent_ns = 0;
+	receiver->maybe_open = 0;
 	return waited_ns;
 }
 

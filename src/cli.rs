@@ -4,6 +4,7 @@
 use crate::compare::{CompareOptions, compare};
 use crate::doctor::{DoctorOptions, doctor};
 use crate::exit::{Exit, exit_code_help};
+use crate::export::{ExportOptions, export};
 use crate::host::paths::Host;
 use crate::logging;
 use crate::run::run;
@@ -77,6 +78,13 @@ enum Command {
     /// that mends it. The exit code tells the worst of them.
     #[command(after_long_help = exit_code_help())]
     Doctor(DoctorOptions),
+    /// Serve what `cohort watch` shows to Prometheus, over HTTP
+    ///
+    /// Metrics are at /metrics, as OpenMetrics for those that ask for it. They are
+    /// read when they are asked for. There is neither TLS nor a password: to serve
+    /// others than this host, put a reverse proxy in front (docs/export.md).
+    #[command(after_long_help = exit_code_help())]
+    Export(ExportOptions),
 }
 
 /// Does what the command line says; failures are said on standard error.
@@ -92,6 +100,7 @@ pub fn main() -> Exit {
         Command::Top(options) => top(options, &host),
         Command::Compare(options) => compare(options, &host),
         Command::Doctor(options) => doctor(options, &host),
+        Command::Export(options) => export(options, &host),
     };
     match result {
         Ok(()) => Exit::Success,

@@ -48,6 +48,8 @@ pub enum Exit {
     RemovedByOthers = 23,
     /// No running `cohort run` answers.
     NotRunning = 30,
+    /// `export` cannot listen at its address.
+    CannotListen = 31,
     /// A guest stood still, so `compare` ended.
     Stalled = 32,
     /// A signal ended `compare` before its last window.
@@ -60,7 +62,7 @@ pub enum Exit {
 
 impl Exit {
     /// Every code, in ascending order.
-    pub const ALL: [Exit; 22] = [
+    pub const ALL: [Exit; 23] = [
         Exit::Success,
         Exit::Failure,
         Exit::Usage,
@@ -79,6 +81,7 @@ impl Exit {
         Exit::Watchdog,
         Exit::RemovedByOthers,
         Exit::NotRunning,
+        Exit::CannotListen,
         Exit::Stalled,
         Exit::Interrupted,
         Exit::Advice,
@@ -115,6 +118,9 @@ impl Exit {
             Exit::Watchdog => "the kernel's watchdog removed the scheduler: a task waited too long",
             Exit::RemovedByOthers => "somebody else removed the scheduler, for example by SysRq-S",
             Exit::NotRunning => "no running `cohort run` answers (for `stats`, `set`)",
+            Exit::CannotListen => {
+                "`export` cannot listen at its address; its port is taken, for example"
+            }
             Exit::Stalled => {
                 "a guest stood still, so `compare` ended and gave the host back to its own scheduler"
             }

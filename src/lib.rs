@@ -3,7 +3,7 @@
 //! program but its `main`. What runs in the kernel is in `bpf/`.
 //!
 //! A subcommand is a module ([`run`], [`stats`], [`set`], [`watch`], [`top`],
-//! [`compare`], [`doctor`]); [`host`] learns about the host,
+//! [`compare`], [`doctor`], [`export`]); [`host`] learns about the host,
 //! [`scheduler`] holds the loaded BPF part, [`sight`] says what that sees of KVM, [`metrics`] turns its counters into
 //! what people see, and [`entitlement`] says what a VM should have got.
 
@@ -14,6 +14,7 @@ pub mod compare;
 pub mod doctor;
 pub mod entitlement;
 pub mod exit;
+pub mod export;
 pub mod host;
 pub mod logging;
 pub mod mechanism;

@@ -109,7 +109,7 @@ impl HostView {
             unseen.push(String::from("efficiency_pct"));
         }
         HostView {
-            window_ms: length_ns / 1_000_000,
+            window_ms: (length_ns + 500_000) / 1_000_000,
             scheduler: after.scheduler.clone(),
             cpus: after.cpus,
             blind_spots,

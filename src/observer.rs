@@ -13,6 +13,7 @@ use crate::host::vm_identity::VmIdentity;
 use crate::observation::{Observation, TakerReading};
 use crate::scheduler::monotonic_ns;
 use crate::sight::{Seen, load_hooks};
+use crate::view::HostView;
 use anyhow::{Context, Result, anyhow};
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
 use libbpf_rs::{Iter, MapCore, MapFlags, OpenObject};
@@ -116,6 +117,33 @@ impl<'object> Observer<'object> {
                 })
             })
             .collect()
+    }
+}
+
+/// What happened between each two readings.
+pub struct Windows<'object> {
+    observer: Observer<'object>,
+    before: Observation,
+}
+
+impl<'object> Windows<'object> {
+    /// The first window begins now.
+    pub fn begin(observer: Observer<'object>) -> Result<Self> {
+        let before = observer.read()?;
+        Ok(Self { observer, before })
+    }
+
+    /// The window that ends now; the next one begins.
+    pub fn next(&mut self) -> Result<HostView> {
+        let now = self.observer.read()?;
+        let view = HostView::between(&self.before, &now);
+        self.before = now;
+        Ok(view)
+    }
+
+    /// Which VMs there were when the window that runs began: a view without numbers.
+    pub fn vms(&self) -> HostView {
+        HostView::between(&self.before, &self.before)
     }
 }
 

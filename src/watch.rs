@@ -4,7 +4,7 @@
 use crate::columns::Column;
 use crate::exit::Failure;
 use crate::host::paths::Host;
-use crate::observer::Observer;
+use crate::observer::{Observer, Windows};
 use crate::recording::Recorder;
 use crate::signals::watch_signals;
 use crate::systemd;
@@ -69,13 +69,12 @@ impl WatchOptions {
 pub fn watch(options: &WatchOptions, host: &Host) -> Result<(), Failure> {
     let told_to_leave = watch_signals()?;
     let mut object = MaybeUninit::uninit();
-    let observer = Observer::load(&mut object, host)?;
+    let mut windows = Windows::begin(Observer::load(&mut object, host)?)?;
     let mut recorder = options
         .record
         .as_deref()
         .map(Recorder::create)
         .transpose()?;
-    let mut before = observer.read()?;
     systemd::ready("Watching this host");
     let interval = Duration::from_secs(options.interval_s);
     let mut next = Instant::now();
@@ -85,9 +84,7 @@ pub fn watch(options: &WatchOptions, host: &Host) -> Result<(), Failure> {
         if !sleep_until(next, &told_to_leave) {
             return Ok(());
         }
-        let now = observer.read()?;
-        let mut view = HostView::between(&before, &now);
-        before = now;
+        let mut view = windows.next()?;
         if let Some(recorder) = &mut recorder {
             recorder.add(&view)?;
         }

@@ -7,8 +7,7 @@ mod model;
 
 use crate::exit::Failure;
 use crate::host::paths::Host;
-use crate::observation::Observation;
-use crate::observer::Observer;
+use crate::observer::{Observer, Windows};
 use crate::recording::{Recorder, Recording};
 use crate::signals::watch_signals;
 use crate::view::HostView;
@@ -64,15 +63,14 @@ pub fn top(options: &TopOptions, host: &Host) -> Result<(), Failure> {
         return on_screen(source, interval, &told_to_leave);
     }
     let mut object = MaybeUninit::uninit();
-    let observer = Observer::load(&mut object, host)?;
+    let windows = Windows::begin(Observer::load(&mut object, host)?)?;
     let recorder = options
         .record
         .as_deref()
         .map(Recorder::create)
         .transpose()?;
     let source = Source::Host {
-        before: Box::new(observer.read()?),
-        observer: Box::new(observer),
+        windows: Box::new(windows),
         recorder,
     };
     on_screen(source, interval, &told_to_leave)
@@ -81,8 +79,7 @@ pub fn top(options: &TopOptions, host: &Host) -> Result<(), Failure> {
 /// Where windows come from.
 enum Source<'object> {
     Host {
-        observer: Box<Observer<'object>>,
-        before: Box<Observation>,
+        windows: Box<Windows<'object>>,
         recorder: Option<Recorder>,
     },
     Recording {
@@ -95,7 +92,7 @@ impl Source<'_> {
     /// What can be shown at once: of a host, which VMs it has.
     fn first(&self) -> HostView {
         match self {
-            Source::Host { before, .. } => HostView::between(before, before),
+            Source::Host { windows, .. } => windows.vms(),
             Source::Recording { recording, .. } => recording.windows[0].clone(),
         }
     }
@@ -103,14 +100,8 @@ impl Source<'_> {
     /// The window that has just ended; that of a recording only if it is not `paused`.
     fn next(&mut self, paused: bool) -> Result<Option<HostView>, Failure> {
         match self {
-            Source::Host {
-                observer,
-                before,
-                recorder,
-            } => {
-                let now = observer.read()?;
-                let view = HostView::between(before, &now);
-                **before = now;
+            Source::Host { windows, recorder } => {
+                let view = windows.next()?;
                 if let Some(recorder) = recorder {
                     recorder.add(&view)?;
                 }

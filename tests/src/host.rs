@@ -376,6 +376,22 @@ pub fn cohort_json<T: DeserializeOwned>(arguments: &[&str]) -> Result<T> {
         .with_context(|| format!("cohort {arguments:?} prints JSON that this test does not know"))
 }
 
+/// The same as [`vm_stats`], as soon as that is `enough` to prove something.
+pub fn vm_stats_with(pid: u32, enough: impl Fn(&VmStats) -> bool) -> Result<VmStats> {
+    let begin = Instant::now();
+    loop {
+        sleep(Duration::from_secs(1));
+        let vm = vm_stats(pid)?;
+        if enough(&vm) {
+            return Ok(vm);
+        }
+        ensure!(
+            begin.elapsed() < PATIENCE,
+            "too little happened, nothing is proven: {vm:?}"
+        );
+    }
+}
+
 /// What Cohort counted for the VM of process `pid` since it was loaded.
 pub fn vm_stats(pid: u32) -> Result<VmStats> {
     let stats = cohort_stats()?;

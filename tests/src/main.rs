@@ -5,6 +5,7 @@
 mod against;
 mod cohorts;
 mod compare;
+mod export;
 mod faults;
 mod host;
 mod libvirt;
@@ -45,7 +46,9 @@ enum Suite {
     Against,
     /// `cohort compare` on guests that run; undilated
     Compare,
-    /// The same for as long as COHORT_SOAK_MINUTES say, 30 without; undilated
+    /// `cohort export`, scraped by Prometheus; undilated
+    Export,
+    /// VMs come and go, for as long as COHORT_SOAK_MINUTES say, 30 without; undilated
     Soak,
     /// Nothing that happens to the host or its guests stops it; undilated
     Faults,
@@ -65,6 +68,7 @@ fn main() {
         Suite::Libvirt => libvirt::TESTS,
         Suite::Against => against::TESTS,
         Suite::Compare => compare::TESTS,
+        Suite::Export => export::TESTS,
         Suite::Soak => soak::TESTS,
         Suite::Faults => faults::TESTS,
     };

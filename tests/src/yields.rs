@@ -17,7 +17,7 @@ use cohort_micro::{Quantity, Spec};
 use crate::Test;
 use crate::host::{
     Guest, assert_ratio, busy, cohort_json, cohort_stats, lab, shares, start_cohort,
-    start_cohort_with, stop_cohort, vm_stats, watch,
+    start_cohort_with, stop_cohort, vm_stats, vm_stats_with, watch,
 };
 
 pub const TESTS: &[Test] = &[
@@ -134,8 +134,8 @@ fn receiver_runs_soon() -> Result<()> {
     let guest = Guest::start(&spec)?;
     let _others = [Guest::busy("busy0", 2)?, Guest::busy("busy1", 2)?];
     let cohort = start_cohort()?;
-    sleep(WINDOW);
-    let vm = vm_stats(guest.micro.pid() as u32)?;
+    // How many turns begin with the receiver waiting is not the same in every run.
+    let vm = vm_stats_with(guest.micro.pid() as u32, |vm| vm.ipis_to_ready > 100)?;
     stop_cohort(cohort)?;
     let within_a_slice: u64 = vm.ipi_to_run[..=12].iter().sum();
     let all: u64 = vm.ipi_to_run.iter().sum();
@@ -150,11 +150,6 @@ fn receiver_runs_soon() -> Result<()> {
         vm.yields_served,
         vm.yields_better,
         vm.yields_relaxed
-    );
-    ensure!(
-        vm.ipis_to_ready > 100,
-        "only {} IPIs found their receiver waiting: nothing is proven",
-        vm.ipis_to_ready
     );
     ensure!(
         vm.ipis_answered as f64 > 0.95 * vm.ipis as f64,

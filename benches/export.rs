@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! What a scrape of a host with 1,000 VMs costs `cohort export`: time and memory, from a recording. `make bench CASE=export`.
+
+use anyhow::{Context, Result, ensure};
+use cohort::recording::Recorder;
+use cohort::view::{HostView, TakerView, VcpuView, VmView};
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::process::{Child, Command};
+use std::time::{Duration, Instant};
+
+const VMS: u32 = 1000;
+const VCPUS: u32 = 4;
+const SCRAPES: usize = 20;
+const MOST_MS: f64 = 100.0;
+const MOST_MIB: f64 = 50.0;
+const ADDRESS: &str = "127.0.0.1:9746";
+/// More often nothing is read.
+const PAUSE: Duration = Duration::from_millis(600);
+
+struct Export(Child);
+
+impl Drop for Export {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn main() -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let path = folder.path().join("recording");
+    let mut recorder = Recorder::create(&path)?;
+    for _ in 0..2 {
+        recorder.add(&window())?;
+    }
+    let child = Command::new(env!("CARGO_BIN_EXE_cohort"))
+        .args(["export", "--listen", ADDRESS, "--replay"])
+        .arg(&path)
+        .spawn()
+        .context("cohort export")?;
+    let export = Export(child);
+    let begin = Instant::now();
+    while scrape().is_err() {
+        ensure!(
+            begin.elapsed() < Duration::from_secs(20),
+            "it does not answer"
+        );
+        std::thread::sleep(PAUSE);
+    }
+    let mut times_ms = Vec::new();
+    let mut bytes = 0;
+    for _ in 0..SCRAPES {
+        std::thread::sleep(PAUSE);
+        let begin = Instant::now();
+        bytes = scrape()?;
+        times_ms.push(begin.elapsed().as_secs_f64() * 1000.0);
+    }
+    times_ms.sort_by(f64::total_cmp);
+    let (median_ms, worst_ms) = (times_ms[SCRAPES / 2], times_ms[SCRAPES - 1]);
+    let peak_mib = peak_mib(export.0.id())?;
+    println!(
+        "{VMS} VMs, {SCRAPES} scrapes of {:.1} MiB: median {median_ms:.1} ms, worst {worst_ms:.1} ms; memory {peak_mib:.1} MiB \
+         at most",
+        bytes as f64 / f64::from(1 << 20)
+    );
+    ensure!(
+        median_ms <= MOST_MS && peak_mib <= MOST_MIB,
+        "more than {MOST_MS} ms or {MOST_MIB} MiB"
+    );
+    Ok(())
+}
+
+/// A window of a second in which each VM did something of everything.
+fn window() -> HostView {
+    let vcpu = VcpuView {
+        vcpus: 1,
+        run_pct: 41.3,
+        ready_pct: 17.9,
+        halted_pct: 40.8,
+        entitled_pct: 44.4,
+        spin_exits: 1234,
+        yields_offered: 321,
+        yields_served: 200,
+        ipis: 4321,
+        ipi_to_run: (0..24).collect(),
+        ready_us: (0..24).rev().collect(),
+        wakeups: 999,
+        migrations: 77,
+        ..VcpuView::default()
+    };
+    let taker = |kind: &str| TakerView {
+        kind: kind.to_owned(),
+        times: 5,
+        ready_us: 12_345,
+        ..TakerView::default()
+    };
+    let vm = |number: u32| VmView {
+        name: format!("instance-{number:08x}"),
+        all: VcpuView {
+            vcpus: VCPUS,
+            ..vcpu.clone()
+        },
+        vcpus: (0..VCPUS).map(|number| (number, vcpu.clone())).collect(),
+        takers: ["vm", "cgroup", "kernel"].map(taker).to_vec(),
+        ..VmView::default()
+    };
+    HostView {
+        window_ms: 1000,
+        cpus: 128,
+        scheduler: String::from("stock"),
+        vms: (1..=VMS).map(|number| (number, vm(number))).collect(),
+        ..HostView::default()
+    }
+}
+
+/// Bytes of what Prometheus gets.
+fn scrape() -> Result<usize> {
+    let mut stream = TcpStream::connect(ADDRESS)?;
+    let request = "GET /metrics HTTP/1.1\r\nHost: bench\r\nConnection: close\r\n\
+                   Accept: application/openmetrics-text; version=1.0.0\r\n\r\n";
+    stream.write_all(request.as_bytes())?;
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer)?;
+    ensure!(
+        answer.starts_with(b"HTTP/1.1 200") && answer.ends_with(b"# EOF\n"),
+        "it is not answered in full"
+    );
+    Ok(answer.len())
+}
+
+/// The most memory that a process has used.
+fn peak_mib(pid: u32) -> Result<f64> {
+    let status = fs::read_to_string(format!("/proc/{pid}/status"))?;
+    let line = status.lines().find(|line| line.starts_with("VmHWM:"));
+    let kib = line.and_then(|line| line.split_whitespace().nth(1));
+    Ok(kib.context("status has VmHWM")?.parse::<f64>()? / 1024.0)
+}

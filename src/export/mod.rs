@@ -1,0 +1,129 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! `cohort export`: what the vCPUs of this host do, for Prometheus. Which metrics there are is in `families`, windows are
+//! added up in `totals`, written in `exposition`, and served in `http`.
+
+mod exposition;
+mod families;
+mod http;
+mod totals;
+
+use crate::exit::{Exit, Failure};
+use crate::host::paths::Host;
+use crate::observer::{Observer, Windows};
+use crate::recording::Recording;
+use crate::signals::watch_signals;
+use crate::systemd;
+use crate::view::HostView;
+use anyhow::{Context, Result, anyhow};
+use clap::Args;
+use exposition::{Exposition, Format};
+use http::{Metrics, serve};
+use std::mem::MaybeUninit;
+use std::net::{SocketAddr, TcpListener};
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+use totals::Totals;
+
+/// Scrapes that follow each other more closely are answered with the same numbers, so that nobody can make the observer
+/// busy by asking.
+const LEAST_WINDOW: Duration = Duration::from_millis(500);
+/// So often the observer is read though nobody asks: what a VM does before it ends is counted up to here.
+const TICK_PERIOD: Duration = Duration::from_secs(10);
+
+/// The options of `cohort export`.
+#[derive(Args, Clone, Debug)]
+pub struct ExportOptions {
+    /// Where to listen; on another than a local address everybody who reaches it can read the names of VMs
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9745")]
+    listen: SocketAddr,
+
+    /// Also export each vCPU on its own: some 60 series per vCPU
+    #[arg(long)]
+    vcpus: bool,
+
+    /// Export what `cohort watch --record` wrote, one window per scrape, instead of this host; needs no privileges
+    #[arg(long, value_name = "FILE")]
+    replay: Option<PathBuf>,
+}
+
+/// Serves metrics until told to stop.
+pub fn export(options: &ExportOptions, host: &Host) -> Result<(), Failure> {
+    let told_to_leave = watch_signals()?;
+    let listener = listen(options.listen)?;
+    if let Some(path) = &options.replay {
+        let mut windows = Recording::read(path)?.windows.into_iter();
+        let exporter = Exporter::new(options, move || Ok(windows.next()));
+        return Ok(serve(listener, exporter, TICK_PERIOD, &told_to_leave)?);
+    }
+    // It lives as long as the program: tasks of the server hold on to it.
+    let object = Box::leak(Box::new(MaybeUninit::uninit()));
+    let mut windows = Windows::begin(Observer::load(object, host)?)?;
+    let exporter = Exporter::new(options, move || windows.next().map(Some));
+    systemd::ready(&format!("Serving http://{}/metrics", options.listen));
+    Ok(serve(listener, exporter, TICK_PERIOD, &told_to_leave)?)
+}
+
+fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
+    let listener = TcpListener::bind(address).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        Ok(listener)
+    });
+    listener.map_err(|error| {
+        let sentence = anyhow!(
+            "cannot listen at {address}: {error}. If another `cohort export` runs there, one is enough; else choose \
+             another port with --listen"
+        );
+        Failure::new(Exit::CannotListen, sentence)
+    })
+}
+
+/// Adds up windows, and writes what they add up to.
+struct Exporter<Next> {
+    /// The window since it was called before; none when there are no more.
+    next: Next,
+    totals: Arc<Mutex<Totals>>,
+    exposition: Exposition,
+    added_at: Option<Instant>,
+}
+
+impl<Next: FnMut() -> Result<Option<HostView>>> Exporter<Next> {
+    fn new(options: &ExportOptions, next: Next) -> Self {
+        let totals = Arc::<Mutex<Totals>>::default();
+        Self {
+            next,
+            exposition: Exposition::new(Arc::clone(&totals), options.vcpus),
+            totals,
+            added_at: None,
+        }
+    }
+
+    /// Adds the window that ends now, if it is long enough.
+    fn add(&mut self) -> Result<()> {
+        if self.added_at.is_some_and(|at| at.elapsed() < LEAST_WINDOW) {
+            return Ok(());
+        }
+        let window = (self.next)()?;
+        self.added_at = Some(Instant::now());
+        if let Some(window) = window {
+            let mut totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
+            totals.add(window);
+        }
+        Ok(())
+    }
+}
+
+impl<Next: FnMut() -> Result<Option<HostView>>> Metrics for Exporter<Next> {
+    fn page(&mut self, format: Format) -> Result<String> {
+        self.add().context("what the vCPUs do cannot be read now")?;
+        self.exposition
+            .text(format)
+            .context("the numbers cannot be written")
+    }
+
+    fn tick(&mut self) {
+        if let Err(error) = self.add() {
+            tracing::error!("what the vCPUs do cannot be read now: {error:#}");
+        }
+    }
+}

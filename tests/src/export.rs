@@ -1,0 +1,389 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! `cohort export`, scraped by a real Prometheus while VMs come and go, with the rules and the dashboard of deploy/.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::PathBuf;
+use std::process::{Child, Command, Stdio};
+use std::thread::sleep;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use cohort::compare::notify::Notifications;
+use cohort::exit::Exit;
+use cohort::wait::wait_for;
+use cohort_lab::inside::process::start;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde_json::Value;
+use tempfile::TempDir;
+
+use crate::Test;
+use crate::host::{Guest, HostLoad, PATIENCE, Subject, busy, lab, refused, refused_without_root};
+
+pub const TESTS: &[Test] = &[
+    (
+        "both_formats_are_what_promtool_and_prometheus_expect",
+        formats,
+    ),
+    ("the_rules_say_what_their_tests_demand", rules),
+    (
+        "prometheus_sees_vms_come_and_go_and_tells_of_one_that_starves_until_it_does_not",
+        scraped,
+    ),
+    ("whatever_is_wrong_is_said_in_a_sentence", wrong_input),
+];
+
+const ADDRESS: &str = "127.0.0.1:9745";
+const PROMETHEUS: &str = "127.0.0.1:9090";
+const RULES: &str = include_str!("../../deploy/prometheus/cohort.rules.yml");
+const RULES_TEST: &str = include_str!("../../deploy/prometheus/cohort.rules.test.yml");
+const DASHBOARD: &str = include_str!("../../deploy/grafana/cohort.json");
+/// What is no guest's work runs here.
+const HOST_CPU: u32 = 0;
+
+/// A process that is killed with this.
+struct Service(Child);
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// `cohort export`, once it serves.
+fn export(options: &[&str]) -> Result<Service> {
+    let notifications = Notifications::new()?;
+    let mut command = Command::new("cohort");
+    command
+        .arg("export")
+        .args(options)
+        .env("NOTIFY_SOCKET", notifications.path());
+    let service = Service(start(command, &[HOST_CPU], None)?);
+    wait_for("cohort export", PATIENCE, || {
+        Ok(notifications.ready().then_some(()))
+    })?;
+    Ok(service)
+}
+
+/// What `url` answers with `query`.
+fn get(url: &str, query: &[(&str, &str)], accept: &str) -> Result<String> {
+    let request = ureq::get(url).header("Accept", accept);
+    let request = query
+        .iter()
+        .fold(request, |request, (name, value)| request.query(name, value));
+    let mut answer = request.call().with_context(|| format!("GET {url}"))?;
+    Ok(answer.body_mut().read_to_string()?)
+}
+
+fn scrape(accept: &str) -> Result<String> {
+    get(&format!("http://{ADDRESS}/metrics"), &[], accept)
+}
+
+/// The value of the series that begins with `name` and has all of `labels`, in the older format.
+fn value_of(page: &str, name: &str, labels: &[&str]) -> Result<f64> {
+    let is_it = |line: &&str| {
+        line.starts_with(&format!("{name}{{")) && labels.iter().all(|label| line.contains(label))
+    };
+    let line = page.lines().find(is_it);
+    let line = line.with_context(|| format!("no {name} with {labels:?} in:\n{page}"))?;
+    Ok(line.rsplit(' ').next().context("it has a value")?.parse()?)
+}
+
+/// The name, as a label, of the VM of process `pid`.
+fn label_of(page: &str, pid: i32) -> Option<String> {
+    let line = page
+        .lines()
+        .filter(|line| line.starts_with("cohort_vm_info{"))
+        .find(|line| line.contains(&format!("pid=\"{pid}\"")))?;
+    let label = line.split("vm=\"").nth(1)?.split('"').next()?;
+    Some(label.to_owned())
+}
+
+fn promtool(arguments: &[&str], input: &str) -> Result<String> {
+    let mut promtool = Command::new("promtool")
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .context("promtool")?;
+    let mut stdin = promtool.stdin.take().context("its input is piped")?;
+    stdin.write_all(input.as_bytes())?;
+    drop(stdin);
+    let output = promtool.wait_with_output()?;
+    let said = [output.stdout, output.stderr].concat();
+    let said = String::from_utf8_lossy(&said).into_owned();
+    ensure!(output.status.success(), "promtool {arguments:?}: {said}");
+    Ok(said)
+}
+
+/// The files of deploy/prometheus, in a folder.
+fn rule_files() -> Result<TempDir> {
+    let folder = tempfile::tempdir()?;
+    fs::write(folder.path().join("cohort.rules.yml"), RULES)?;
+    fs::write(folder.path().join("cohort.rules.test.yml"), RULES_TEST)?;
+    Ok(folder)
+}
+
+/// Of a VM that runs, with series for vCPUs. CPU time is what its cgroup counts.
+fn formats() -> Result<()> {
+    const WINDOW: Duration = Duration::from_secs(5);
+    let guest = Guest::busy("busy", 2)?;
+    let pid = guest.micro.pid();
+    let _export = export(&["--vcpus"])?;
+    let page = || scrape("text/plain");
+    let name = wait_for("the VM", PATIENCE, || Ok(label_of(&page()?, pid)))?;
+    let vm = format!("vm=\"{name}\"");
+    let read = || -> Result<(f64, f64, f64)> {
+        let page = page()?;
+        let name = "cohort_vm_time_seconds_total";
+        let run_s = value_of(&page, name, &[&vm, "state=\"run\""])?;
+        let name = "cohort_vcpu_time_seconds_total";
+        let of_vcpu_s = value_of(&page, name, &[&vm, "vcpu=\"1\"", "state=\"run\""])?;
+        Ok((run_s, of_vcpu_s, guest.cgroup().usage_us()? as f64 / 1e6))
+    };
+    let before = read()?;
+    sleep(WINDOW);
+    let after = read()?;
+    let (seen_s, truth_s) = (after.0 - before.0, after.2 - before.2);
+    println!("    the VM ran {seen_s:.3} s, its cgroup counts {truth_s:.3} s");
+    ensure!((seen_s / truth_s - 1.0).abs() < 0.02, "they differ");
+    let part = (after.1 - before.1) / seen_s;
+    ensure!(
+        (part - 0.5).abs() < 0.02,
+        "one of its two vCPUs has {part} of that"
+    );
+
+    let text = page()?;
+    println!(
+        "    promtool: {:?}",
+        promtool(&["check", "metrics"], &text)?
+    );
+    let openmetrics = scrape("application/openmetrics-text; version=1.0.0")?;
+    ensure!(openmetrics.ends_with("# EOF\n"), "it has no end");
+    ensure!(
+        openmetrics.contains("# UNIT cohort_vm_time_seconds seconds"),
+        "it has no units"
+    );
+    Ok(())
+}
+
+fn rules() -> Result<()> {
+    let folder = rule_files()?;
+    let path = |name: &str| folder.path().join(name).to_string_lossy().into_owned();
+    for arguments in [
+        ["check", "rules", &path("cohort.rules.yml")],
+        ["test", "rules", &path("cohort.rules.test.yml")],
+    ] {
+        println!(
+            "    {}",
+            promtool(&arguments, "")?.trim().replace('\n', " ")
+        );
+    }
+    Ok(())
+}
+
+/// A Prometheus that scrapes `cohort export` each second and evaluates the rules of deploy/, with shorter times.
+struct Prometheus {
+    _process: Service,
+    _folder: TempDir,
+}
+
+impl Prometheus {
+    fn start() -> Result<Self> {
+        let folder = rule_files()?;
+        let rules = folder.path().join("cohort.rules.yml");
+        let quick = RULES
+            .replace("[5m]", "[10s]")
+            .replace("[1h]", "[1m]")
+            .replace("for: 10m", "for: 3s");
+        fs::write(&rules, quick)?;
+        let configuration = folder.path().join("prometheus.yml");
+        let text = format!(
+            "global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}\n\
+             rule_files: [{}]\n\
+             scrape_configs: [{{job_name: cohort, static_configs: [{{targets: [\"{ADDRESS}\"]}}]}}]\n",
+            rules.display()
+        );
+        fs::write(&configuration, text)?;
+        let option = |name: &str, path: PathBuf| format!("--{name}={}", path.display());
+        let mut command = Command::new("prometheus");
+        command
+            .arg(option("config.file", configuration))
+            .arg(option("storage.tsdb.path", folder.path().join("data")))
+            .arg(format!("--web.listen-address={PROMETHEUS}"))
+            .arg("--log.level=warn");
+        let process = Service(start(command, &[HOST_CPU], None)?);
+        let prometheus = Self {
+            _process: process,
+            _folder: folder,
+        };
+        wait_for("a scrape by Prometheus", 2 * PATIENCE, || {
+            let up = prometheus.number("up{job=\"cohort\"}");
+            Ok((up.ok().flatten() == Some(1.0)).then_some(()))
+        })?;
+        Ok(prometheus)
+    }
+
+    /// What a query gives now: values by labels.
+    fn query(&self, query: &str) -> Result<Vec<(BTreeMap<String, String>, f64)>> {
+        let url = format!("http://{PROMETHEUS}/api/v1/query");
+        let answer: Value = serde_json::from_str(&get(&url, &[("query", query)], "*/*")?)?;
+        let rows = answer["data"]["result"].as_array();
+        let rows = rows.with_context(|| format!("{query}: {answer}"))?;
+        rows.iter()
+            .map(|row| {
+                let labels = serde_json::from_value(row["metric"].clone())?;
+                let value = row["value"][1].as_str().context("it has a value")?;
+                Ok((labels, value.parse()?))
+            })
+            .collect()
+    }
+
+    /// The only value of a query, if it has any.
+    fn number(&self, query: &str) -> Result<Option<f64>> {
+        let rows = self.query(query)?;
+        ensure!(rows.len() <= 1, "{query} has {} values", rows.len());
+        Ok(rows.first().map(|(_, value)| *value))
+    }
+
+    /// Waits until a query has this value; none: no value.
+    fn wait_until(&self, query: &str, wanted: Option<f64>) -> Result<()> {
+        let begin = Instant::now();
+        loop {
+            let value = self.number(query)?;
+            if value == wanted {
+                println!(
+                    "    {query} is {wanted:?} after {:.1} s",
+                    begin.elapsed().as_secs_f64()
+                );
+                return Ok(());
+            }
+            if begin.elapsed() > PATIENCE {
+                bail!("{query} is {value:?} and not {wanted:?}");
+            }
+            sleep(Duration::from_millis(500));
+        }
+    }
+}
+
+/// Each query of the dashboard, with its variables replaced as Grafana does.
+fn dashboard_queries() -> Result<Vec<String>> {
+    let dashboard: Value = serde_json::from_str(DASHBOARD)?;
+    let panels = dashboard["panels"].as_array().context("it has panels")?;
+    let queries: Vec<String> = panels
+        .iter()
+        .filter_map(|panel| panel["targets"].as_array())
+        .flatten()
+        .filter_map(|target| target["expr"].as_str())
+        .map(|query| {
+            query
+                .replace("$__rate_interval", "10s")
+                .replace("$instance", ".*")
+                .replace("$vm", ".*")
+        })
+        .collect();
+    ensure!(queries.len() > 10, "the dashboard has hardly any query");
+    Ok(queries)
+}
+
+fn scraped() -> Result<()> {
+    const VMS: &str = "count(cohort_vm_vcpus)";
+    let _export = export(&[])?;
+    let prometheus = Prometheus::start()?;
+    ensure!(prometheus.number(VMS)?.is_none(), "there are VMs already");
+
+    let spinner = "loop: lock; compute 50us; unlock; ipi 1 0x41; wait-answer";
+    let talks = cohort_micro::Spec::new("talks")
+        .vcpu(spinner)
+        .vcpu("loop: lock; compute 50us; unlock; compute 20us");
+    let others = [Guest::start(&talks)?, Guest::busy("busy", 2)?];
+    prometheus.wait_until(VMS, Some(2.0))?;
+
+    // Real-time tasks take what no weight gives them.
+    let cpu = &lab()?.guest_cpus[..1];
+    let starved = Guest::start_on(&busy("starved", 1), cpu)?;
+    prometheus.wait_until(VMS, Some(3.0))?;
+    let firing = format!(
+        "count(ALERTS{{alertname=\"CohortVmBelowEntitlement\",alertstate=\"firing\"}} * on (vm) \
+         cohort_vm_info{{pid=\"{}\"}})",
+        starved.micro.pid()
+    );
+    ensure!(prometheus.number(&firing)?.is_none(), "it fires already");
+    let taker = HostLoad::start("taker", &[0], cpu)?;
+    make_real_time(taker.pids()[0])?;
+    prometheus.wait_until(&firing, Some(1.0))?;
+    drop(taker);
+    prometheus.wait_until(&firing, None)?;
+
+    let mut empty = Vec::new();
+    for query in dashboard_queries()? {
+        if prometheus.query(&query)?.is_empty() {
+            empty.push(query);
+        }
+    }
+    println!("    queries of the dashboard without an answer: {empty:?}");
+    // Nobody has a cap.
+    ensure!(
+        empty.iter().all(|query| query.contains("vm_limited")),
+        "nothing is shown for {empty:?}"
+    );
+
+    drop(starved);
+    prometheus.wait_until(VMS, Some(2.0))?;
+    drop(others);
+    prometheus.wait_until(VMS, None)?;
+    prometheus.wait_until("min_over_time(up{job=\"cohort\"}[5m])", Some(1.0))
+}
+
+fn make_real_time(pid: u32) -> Result<()> {
+    let status = Command::new("chrt")
+        .args(["--fifo", "--pid", "1", &pid.to_string()])
+        .status()
+        .context("chrt")?;
+    ensure!(status.success(), "chrt: {status}");
+    Ok(())
+}
+
+fn wrong_input() -> Result<()> {
+    let command = |options: &[&str]| {
+        let mut command = Command::new("cohort");
+        command.arg("export").args(options);
+        command
+    };
+    refused_without_root("export")?;
+    refused(&mut command(&["--listen", "here"]), Exit::Usage, "--listen")?;
+    let none = ["--replay", "/none"];
+    refused(&mut command(&none), Exit::BadRecording, "/none")?;
+    let elsewhere = ["--listen", "192.0.2.1:80"];
+    refused(&mut command(&elsewhere), Exit::CannotListen, "192.0.2.1")?;
+
+    let mut service = export(&[])?;
+    refused(&mut command(&[]), Exit::CannotListen, "--listen")?;
+    // Somebody who never says what he wants holds up neither others nor the end.
+    let mut silent = TcpStream::connect(ADDRESS)?;
+    silent.write_all(b"GET /metr")?;
+    ensure!(scrape("*/*")?.contains("cohort_host_cpus"), "it serves");
+    let begin = Instant::now();
+    kill(Pid::from_raw(service.0.id() as i32), Signal::SIGTERM)?;
+    let status = service.0.wait()?;
+    println!(
+        "    {status} {:.1} s after SIGTERM",
+        begin.elapsed().as_secs_f64()
+    );
+    ensure!(
+        status.success() && begin.elapsed() < Duration::from_secs(5),
+        "it ended with {status} after {:?}",
+        begin.elapsed()
+    );
+    let mut rest = Vec::new();
+    // The kernel may have reset the connection.
+    let _ = silent.read_to_end(&mut rest);
+    ensure!(rest.is_empty(), "it answered what nobody asked");
+    Ok(())
+}
