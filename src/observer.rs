@@ -134,7 +134,7 @@ impl<'object> Windows<'object> {
     }
 
     /// The window that ends now; the next one begins.
-    pub fn next(&mut self) -> Result<HostView> {
+    pub fn advance(&mut self) -> Result<HostView> {
         let now = self.observer.read()?;
         let view = HostView::between(&self.before, &now);
         self.before = now;

@@ -84,7 +84,7 @@ pub fn watch(options: &WatchOptions, host: &Host) -> Result<(), Failure> {
         if !sleep_until(next, &told_to_leave) {
             return Ok(());
         }
-        let mut view = windows.next()?;
+        let mut view = windows.advance()?;
         if let Some(recorder) = &mut recorder {
             recorder.add(&view)?;
         }

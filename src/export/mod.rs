@@ -59,7 +59,7 @@ pub fn export(options: &ExportOptions, host: &Host) -> Result<(), Failure> {
     // It lives as long as the program: tasks of the server hold on to it.
     let object = Box::leak(Box::new(MaybeUninit::uninit()));
     let mut windows = Windows::begin(Observer::load(object, host)?)?;
-    let exporter = Exporter::new(options, move || windows.next().map(Some));
+    let exporter = Exporter::new(options, move || windows.advance().map(Some));
     systemd::ready(&format!("Serving http://{}/metrics", options.listen));
     Ok(serve(listener, exporter, TICK_PERIOD, &told_to_leave)?)
 }

@@ -101,7 +101,7 @@ impl Source<'_> {
     fn next(&mut self, paused: bool) -> Result<Option<HostView>, Failure> {
         match self {
             Source::Host { windows, recorder } => {
-                let view = windows.next()?;
+                let view = windows.advance()?;
                 if let Some(recorder) = recorder {
                     recorder.add(&view)?;
                 }

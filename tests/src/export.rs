@@ -90,7 +90,7 @@ fn value_of(page: &str, name: &str, labels: &[&str]) -> Result<f64> {
         line.starts_with(&format!("{name}{{")) && labels.iter().all(|label| line.contains(label))
     };
     let line = page.lines().find(is_it);
-    let line = line.with_context(|| format!("no {name} with {labels:?} in:\n{page}"))?;
+    let line = line.with_context(|| format!("there is no {name} with {labels:?}"))?;
     Ok(line.rsplit(' ').next().context("it has a value")?.parse()?)
 }
 
@@ -137,7 +137,11 @@ fn formats() -> Result<()> {
     let pid = guest.micro.pid();
     let _export = export(&["--vcpus"])?;
     let page = || scrape("text/plain");
-    let name = wait_for("the VM", PATIENCE, || Ok(label_of(&page()?, pid)))?;
+    let name = wait_for("the VM with both vCPUs", PATIENCE, || {
+        let page = page()?;
+        let whole = page.contains("vcpu=\"1\"");
+        Ok(label_of(&page, pid).filter(|_| whole))
+    })?;
     let vm = format!("vm=\"{name}\"");
     let read = || -> Result<(f64, f64, f64)> {
         let page = page()?;
@@ -147,6 +151,8 @@ fn formats() -> Result<()> {
         let of_vcpu_s = value_of(&page, name, &[&vm, "vcpu=\"1\"", "state=\"run\""])?;
         Ok((run_s, of_vcpu_s, guest.cgroup().usage_us()? as f64 / 1e6))
     };
+    // Who asks again at once gets old numbers.
+    sleep(Duration::from_secs(1));
     let before = read()?;
     sleep(WINDOW);
     let after = read()?;
@@ -188,7 +194,7 @@ fn rules() -> Result<()> {
     Ok(())
 }
 
-/// A Prometheus that scrapes `cohort export` each second and evaluates the rules of deploy/, with shorter times.
+/// A Prometheus that scrapes `cohort export` every other second and evaluates the rules of deploy/, with shorter times.
 struct Prometheus {
     _process: Service,
     _folder: TempDir,
@@ -205,7 +211,7 @@ impl Prometheus {
         fs::write(&rules, quick)?;
         let configuration = folder.path().join("prometheus.yml");
         let text = format!(
-            "global: {{scrape_interval: 1s, scrape_timeout: 1s, evaluation_interval: 1s}}\n\
+            "global: {{scrape_interval: 2s, scrape_timeout: 2s, evaluation_interval: 1s}}\n\
              rule_files: [{}]\n\
              scrape_configs: [{{job_name: cohort, static_configs: [{{targets: [\"{ADDRESS}\"]}}]}}]\n",
             rules.display()
@@ -302,11 +308,15 @@ fn scraped() -> Result<()> {
     let talks = cohort_micro::Spec::new("talks")
         .vcpu(spinner)
         .vcpu("loop: lock; compute 50us; unlock; compute 20us");
-    let others = [Guest::start(&talks)?, Guest::busy("busy", 2)?];
+    let cpus = lab()?.guest_cpus;
+    let (cpu, others_cpus) = cpus.split_at(1);
+    let others = [
+        Guest::start_on(&talks, others_cpus)?,
+        Guest::start_on(&busy("busy", 2), others_cpus)?,
+    ];
     prometheus.wait_until(VMS, Some(2.0))?;
 
     // Real-time tasks take what no weight gives them.
-    let cpu = &lab()?.guest_cpus[..1];
     let starved = Guest::start_on(&busy("starved", 1), cpu)?;
     prometheus.wait_until(VMS, Some(3.0))?;
     let firing = format!(
