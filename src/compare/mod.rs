@@ -26,8 +26,9 @@ use scheduler::Scheduler;
 use std::fs;
 use std::io::Write;
 use std::mem::MaybeUninit;
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 use window::{Meter, Probes};
 
 /// The options of `cohort compare`.
@@ -47,12 +48,12 @@ pub struct CompareOptions {
     rounds: u16,
 
     /// Length of a window in seconds; longer ones even out what your guests do in bursts
-    #[arg(long, value_name = "SECONDS", default_value_t = 10, value_parser = clap::value_parser!(u64).range(1..=3600))]
-    window_s: u64,
+    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = |text: &str| seconds(text, 0.5..=3600.0))]
+    window_s: f64,
 
     /// From a scheduler's start to its window in seconds: what is left of the other one is not measured
-    #[arg(long, value_name = "SECONDS", default_value_t = 3, value_parser = clap::value_parser!(u64).range(0..=600))]
-    settle_s: u64,
+    #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = |text: &str| seconds(text, 0.0..=600.0))]
+    settle_s: f64,
 
     #[command(flatten)]
     probes: Probes,
@@ -74,6 +75,18 @@ impl CompareOptions {
             others => schedulers.extend_from_slice(others),
         }
         schedulers
+    }
+}
+
+/// A length of time on the command line.
+fn seconds(text: &str, possible: RangeInclusive<f64>) -> Result<f64, String> {
+    match text.parse() {
+        Ok(seconds) if possible.contains(&seconds) => Ok(seconds),
+        _ => Err(format!(
+            "it must be a number of seconds from {} to {}",
+            possible.start(),
+            possible.end()
+        )),
     }
 }
 
@@ -112,18 +125,19 @@ fn measure(options: &CompareOptions, host: &Host) -> Result<Comparison, Failure>
     let meter = Meter {
         observer: &observer,
         probes: &options.probes,
-        settle: Duration::from_secs(options.settle_s),
-        window: Duration::from_secs(options.window_s),
+        settle: Duration::from_secs_f64(options.settle_s),
+        window: Duration::from_secs_f64(options.window_s),
         told_to_leave: &told_to_leave,
     };
     let rounds = usize::from(options.rounds);
-    let windows = (rounds * schedulers.len()) as u64;
+    let windows = rounds * schedulers.len();
     eprintln!(
         "{}: {rounds} rounds, about {} minutes. Guests run on; Ctrl-C gives the host back at once.",
         names.join(" against "),
-        (windows * (options.window_s + options.settle_s)).div_ceil(60)
+        (windows as f64 * (options.window_s + options.settle_s) / 60.0).ceil()
     );
-    let began = humantime::format_rfc3339_seconds(SystemTime::now()).to_string();
+    let release = fs::read_to_string(host.proc.join("sys/kernel/osrelease"));
+    let setting = Setting::begin(&release.unwrap_or_default(), meter.window, meter.settle);
     let logs = tempfile::tempdir().context("there is no room for the schedulers' output")?;
     let windows = run_rounds(&schedulers, rounds, logs.path(), |turn| {
         eprintln!("round {} of {rounds}: {}", turn.round + 1, turn.scheduler);
@@ -131,12 +145,5 @@ fn measure(options: &CompareOptions, host: &Host) -> Result<Comparison, Failure>
     })
     // A failure keeps its code.
     .map_err(|error| error.downcast::<Failure>().unwrap_or_else(Failure::from))?;
-    let release = fs::read_to_string(host.proc.join("sys/kernel/osrelease"));
-    let setting = Setting {
-        began,
-        kernel: release.unwrap_or_default().trim().to_owned(),
-        window_s: meter.window.as_secs_f64(),
-        settle_s: meter.settle.as_secs_f64(),
-    };
     Ok(Comparison::of(setting, windows, names)?)
 }

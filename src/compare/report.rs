@@ -7,11 +7,12 @@ use super::verdict::Verdict;
 use super::window::{Better, Metric, Window};
 use crate::table;
 use anyhow::Result;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
+use std::time::{Duration, SystemTime};
 
 /// Where and how it was compared.
-#[derive(Clone, Debug, Default, Serialize)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize)]
 pub struct Setting {
     /// When it began, UTC, RFC 3339.
     pub began: String,
@@ -23,8 +24,20 @@ pub struct Setting {
     pub settle_s: f64,
 }
 
+impl Setting {
+    /// Of a comparison that begins now, on a host with this `kernel`.
+    pub fn begin(kernel: &str, window: Duration, settle: Duration) -> Self {
+        Self {
+            began: humantime::format_rfc3339_seconds(SystemTime::now()).to_string(),
+            kernel: kernel.trim().to_owned(),
+            window_s: window.as_secs_f64(),
+            settle_s: settle.as_secs_f64(),
+        }
+    }
+}
+
 /// The whole comparison.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Comparison {
     /// Where and how.
     #[serde(flatten)]
@@ -40,7 +53,7 @@ pub struct Comparison {
 }
 
 /// One number under all schedulers.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Compared {
     /// Which.
     #[serde(flatten)]
@@ -50,7 +63,7 @@ pub struct Compared {
 }
 
 /// One number under one scheduler.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct UnderScheduler {
     /// Median of its windows.
     pub median: f64,

@@ -10,7 +10,7 @@ use crate::observer::Observer;
 use crate::view::HostView;
 use anyhow::{Result, anyhow};
 use clap::Args;
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
@@ -24,7 +24,7 @@ const STALL: Duration = Duration::from_millis(750);
 const STARVED_READY_PCT: f64 = 50.0;
 
 /// Which number of a window.
-#[derive(Clone, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+#[derive(Clone, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 pub struct Metric {
     /// A VM's name, "host", or "" for a number of the user's.
     pub of: String,
@@ -35,7 +35,7 @@ pub struct Metric {
 }
 
 /// Which direction is good.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize)]
+#[derive(Clone, Copy, Debug, Deserialize, Eq, Ord, PartialEq, PartialOrd, Serialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum Better {
     /// As operations per second.
@@ -47,7 +47,7 @@ pub enum Better {
 }
 
 /// What was measured in one window.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct Window {
     /// The round that it belongs to, from 0.
     pub round: usize,
@@ -56,7 +56,7 @@ pub struct Window {
     /// Its length, seconds.
     pub seconds: f64,
     /// What was counted or read.
-    #[serde(serialize_with = "as_list")]
+    #[serde(serialize_with = "as_list", deserialize_with = "from_list")]
     pub numbers: BTreeMap<Metric, f64>,
 }
 
@@ -66,6 +66,12 @@ fn as_list<S: serde::Serializer>(
     serializer: S,
 ) -> Result<S::Ok, S::Error> {
     serializer.collect_seq(numbers)
+}
+
+fn from_list<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<BTreeMap<Metric, f64>, D::Error> {
+    Ok(Vec::deserialize(deserializer)?.into_iter().collect())
 }
 
 /// The commands of the user.

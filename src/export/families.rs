@@ -86,11 +86,8 @@ const fn seconds(
     samples: &'static [Sample],
 ) -> Counter {
     Counter {
-        name,
-        help,
         in_seconds: true,
-        label,
-        samples,
+        ..events(label, name, help, samples)
     }
 }
 

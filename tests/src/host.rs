@@ -2,6 +2,7 @@
 //! What the tests share: Cohort running under the harness's eyes, guests in cgroups of their own, and the CPU time that
 //! each of them got.
 
+use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -182,10 +183,32 @@ impl Drop for HostLoad {
     }
 }
 
+/// A file of the kernel that has another content until this is dropped.
+pub struct Setting {
+    path: &'static str,
+    before: String,
+}
+
+impl Setting {
+    /// Writes `content` there.
+    pub fn set(path: &'static str, content: &str) -> Result<Self> {
+        let before = fs::read_to_string(path).with_context(|| format!("{path} cannot be read"))?;
+        fs::write(path, content).with_context(|| format!("{path} cannot be written"))?;
+        Ok(Self { path, before })
+    }
+}
+
+impl Drop for Setting {
+    fn drop(&mut self) {
+        // The lab ends anyway.
+        let _ = fs::write(self.path, &self.before);
+    }
+}
+
 /// CPU time of thread `tid`, and how long it waited for a CPU, as the kernel counts them, ns.
 pub fn schedstat_ns(tid: u32) -> Result<(u64, u64)> {
     let path = format!("/proc/{tid}/schedstat");
-    let text = std::fs::read_to_string(&path).with_context(|| format!("{path} cannot be read"))?;
+    let text = fs::read_to_string(&path).with_context(|| format!("{path} cannot be read"))?;
     let mut words = text.split(' ').map(str::parse);
     let mut next = || words.next().context("schedstat has three numbers");
     Ok((next()??, next()??))
@@ -374,6 +397,18 @@ pub fn cohort_json<T: DeserializeOwned>(arguments: &[&str]) -> Result<T> {
     );
     serde_json::from_slice(&output.stdout)
         .with_context(|| format!("cohort {arguments:?} prints JSON that this test does not know"))
+}
+
+/// Measures what an emulated CPU that stands still for a moment can only make worse, never better: the best of three counts,
+/// so that a fault must show each time.
+pub fn best_of_three(measure: impl Fn() -> Result<()>) -> Result<()> {
+    for _ in 1..3 {
+        match measure() {
+            Ok(()) => return Ok(()),
+            Err(error) => println!("    not this time: {error:#}"),
+        }
+    }
+    measure()
 }
 
 /// The same as [`vm_stats`], as soon as that is `enough` to prove something.

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Loading, on each kernel: the verifier accepts every program, a VM is recognised, and all is left as it was.
 
+use std::collections::BTreeMap;
 use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
@@ -9,11 +10,13 @@ use anyhow::{Result, ensure};
 use cohort::compare::scheduler;
 use cohort::exit::Exit;
 use cohort::wait::wait_for;
+use cohort_lab::inside::cgroup::CpuMax;
+use serde_json::Value;
 
 use crate::Test;
 use crate::host::{
-    Guest, PATIENCE, busy, cohort_stats, lab, refused, refused_without_root, start_cohort,
-    stop_cohort, vcpus_of, vm_stats, watch,
+    Guest, PATIENCE, Setting, Subject, busy, cohort_stats, lab, refused, refused_without_root,
+    start_cohort, stop_cohort, vcpus_of, vm_stats, watch,
 };
 
 pub const TESTS: &[Test] = &[
@@ -28,6 +31,10 @@ pub const TESTS: &[Test] = &[
     ),
     ("a_vm_of_256_vcpus_most_of_them_idle_runs", wide_vm),
     ("the_observer_sees_a_vm_under_any_scheduler", watched),
+    (
+        "the_doctor_finds_this_host_fit_and_what_is_wrong_with_it",
+        examined,
+    ),
     (
         "a_second_instance_is_refused_with_its_own_exit_code",
         second_instance,
@@ -120,6 +127,67 @@ fn watched() -> Result<()> {
     sees("stock")?;
     let cohort = start_cohort()?;
     sees("cohort")?;
+    stop_cohort(cohort)
+}
+
+/// What the doctor finds: severity and what was seen, by check. It ends with `exit`.
+fn findings(exit: Exit) -> Result<BTreeMap<String, (String, String)>> {
+    let output = Command::new("cohort").args(["doctor", "--json"]).output()?;
+    ensure!(
+        output.status.code() == Some(exit.code().into()),
+        "it ended with {}: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stdout)
+    );
+    let findings: Vec<Value> = serde_json::from_slice(&output.stdout)?;
+    let word = |finding: &Value, key: &str| finding[key].as_str().unwrap_or_default().to_owned();
+    Ok(findings
+        .iter()
+        .map(|finding| {
+            let about = (word(finding, "severity"), word(finding, "seen"));
+            (word(finding, "check"), about)
+        })
+        .collect())
+}
+
+/// A host that polls after halts and has a VM with a cap, then the same mended.
+fn examined() -> Result<()> {
+    let polling = Setting::set("/sys/module/kvm/parameters/halt_poll_ns", "200000")?;
+    let guest = Guest::busy("capped", 4)?;
+    guest.cgroup().set_max(CpuMax::Quota {
+        quota_us: 20_000,
+        period_us: 100_000,
+    })?;
+    let found = findings(Exit::Advice)?;
+    println!("    {found:?}");
+    let severity = |check: &str| found.get(check).map_or("none", |(severity, _)| severity);
+    for (check, expected) in [
+        ("kernel", "fine"),
+        ("core-scheduling", "fine"),
+        ("cgroups", "fine"),
+        ("spin-exits", "fine"),
+        ("sight", "fine"),
+        ("overcommitment", "fine"),
+        ("halt-polling", "warning"),
+        ("caps", "note"),
+    ] {
+        ensure!(
+            severity(check) == expected,
+            "{check} is {} and not {expected}",
+            severity(check)
+        );
+    }
+    ensure!(
+        found["overcommitment"].1.contains("4 vCPUs"),
+        "it counts otherwise: {:?}",
+        found["overcommitment"]
+    );
+    drop(polling);
+    drop(guest);
+    let _none = Setting::set("/sys/module/kvm/parameters/halt_poll_ns", "0")?;
+    let cohort = start_cohort()?;
+    let found = findings(Exit::Success)?;
+    ensure!(found["scheduler"].1 == "Cohort runs", "{found:?}");
     stop_cohort(cohort)
 }
 

@@ -9,10 +9,12 @@ use anyhow::{Context, Result, anyhow, ensure};
 
 use super::booted::{BootedGuest, GuestSpec, Workload, start_all};
 use super::info::LabInfo;
-use super::report::{CaseResult, summarize};
-use super::windows::{Timing, Window, run_alone, run_windows};
+use super::report::CaseResult;
+use super::windows::{Timing, operations, run_alone, run_windows};
+use cohort::compare::report::{Comparison, Setting, label};
 use cohort::compare::rounds::arm_names;
 use cohort::compare::scheduler::Scheduler;
+use cohort::compare::window::Window;
 
 use crate::guest::{OWN_WORKLOADS, REAL_WORKLOADS};
 
@@ -162,11 +164,12 @@ impl Options {
 /// When anything failed while measuring, or Cohort is below the case's floor.
 pub fn run(lab: &LabInfo, case: &Case, options: &Options) -> Result<()> {
     let schedulers = options.schedulers()?;
-    let names = arm_names(&schedulers);
     let specs = options.guests(case, lab);
     println!("{case}: {} guests are booting", specs.len());
     let mut guests = start_all(lab, specs.clone(), BOOT_TIMEOUT)?;
     let alone = measure_alone(&mut guests, options.timing())?;
+    let Timing { window, settle } = options.timing();
+    let setting = Setting::begin(&lab.kernel, window, settle);
     let windows = run_windows(
         &mut guests,
         &schedulers,
@@ -179,42 +182,38 @@ pub fn run(lab: &LabInfo, case: &Case, options: &Options) -> Result<()> {
         case: case.to_string(),
         lab: lab.clone(),
         guests: specs,
-        timing: options.timing(),
         alone,
-        schedulers: summarize(&windows, &names)?,
-        windows,
+        comparison: Comparison::of(setting, windows, arm_names(&schedulers))?,
         floor: case.floor(),
     };
     result.append_to(Path::new(RESULTS_PATH))?;
-    println!("\n{}", result.table());
+    println!("\n{}", result.text());
     result.check_floor()
 }
 
-fn measure_alone(guests: &mut [BootedGuest], timing: Timing) -> Result<Vec<Window>> {
+fn measure_alone(guests: &mut [BootedGuest], timing: Timing) -> Result<Vec<f64>> {
     let alone = run_alone(guests, 0, timing, ALONE_WINDOWS)?;
-    for window in &alone {
-        println!(
-            "{:<16} {:>8.0} operations/s",
-            "one VM alone",
-            window.operations_per_s()
-        );
+    for rate in &alone {
+        println!("{:<16} {rate:>8.0} operations/s", "one VM alone");
     }
     Ok(alone)
 }
 
 /// Prints a window on one line.
-pub fn print_window(window: &Window) {
-    let shares: Vec<String> = window
-        .cpu_shares()
+fn print_window(window: &Window) {
+    let others = window
+        .numbers
         .iter()
-        .map(|share| format!("{:.1} %", share * 100.0))
+        .filter(|(metric, _)| **metric != operations());
+    let others: Vec<String> = others
+        .map(|(metric, value)| format!("{} {value:.1}", label(metric)))
         .collect();
     println!(
-        "pair {:<2} {:<8} {:>8.0} operations/s; CPU of each VM: {}",
+        "pair {:<2} {:<8} {:>8.0} operations/s; {}",
         window.round + 1,
         window.scheduler,
-        window.operations_per_s(),
-        shares.join(" ")
+        window.numbers[&operations()],
+        others.join(", ")
     );
 }
 

@@ -4,11 +4,13 @@
 //!
 //! The guest's memory is a file in L1's memory. The workload counts in one page of it and prints that page's
 //! physical address once; from then on the counters are read out of the file whenever someone likes.
+use std::fmt;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -344,10 +346,10 @@ impl BootedGuest {
                 &fs::read_to_string(&guest.serial).unwrap_or_default(),
             ))
         })?;
-        self.counters = Some(CounterPage::open(
-            &self.memory_directory.path().join(MEMORY),
+        self.counters = Some(CounterPage::open(CounterPlace {
+            memory: self.memory_directory.path().join(MEMORY),
             address,
-        )?);
+        })?);
         self.vcpu_tids = vcpu_tids(self.pid())?;
         ensure!(
             self.vcpu_tids.len() == self.spec.topology.vcpus() as usize,
@@ -380,16 +382,26 @@ impl BootedGuest {
     /// # Errors
     /// Before `wait_until_counting`, or when the guest's counter page is not there any more.
     pub fn progress(&self) -> Result<u64> {
-        self.counters
-            .as_ref()
-            .ok_or_else(|| {
-                anyhow!(
-                    "Guest {} was not waited for until it counted",
-                    self.spec.name
-                )
-            })?
+        self.counter_page()?
             .total()
             .with_context(|| format!("Guest {} cannot be counted", self.spec.name))
+    }
+
+    /// Where other processes can see it count.
+    ///
+    /// # Errors
+    /// Before `wait_until_counting`.
+    pub fn counter_place(&self) -> Result<&CounterPlace> {
+        Ok(&self.counter_page()?.place)
+    }
+
+    fn counter_page(&self) -> Result<&CounterPage> {
+        self.counters.as_ref().with_context(|| {
+            format!(
+                "Guest {} was not waited for until it counted",
+                self.spec.name
+            )
+        })
     }
 
     /// Whether its QEMU still runs.
@@ -632,31 +644,65 @@ fn thread_situation(pid: u32, tid: u32) -> String {
     )
 }
 
+/// Where a guest counts: the file that is its memory, and an address in it. In text, ADDRESS@FILE.
+#[derive(Clone, Debug, PartialEq)]
+pub struct CounterPlace {
+    memory: PathBuf,
+    address: u64,
+}
+
+impl CounterPlace {
+    /// Operations that the guest has done so far.
+    ///
+    /// # Errors
+    /// When it has gone.
+    pub fn operations(&self) -> Result<u64> {
+        CounterPage::open(self.clone())?.total()
+    }
+}
+
+impl fmt::Display for CounterPlace {
+    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(formatter, "{:#x}@{}", self.address, self.memory.display())
+    }
+}
+
+impl FromStr for CounterPlace {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let place = || {
+            let (address, memory) = text.strip_prefix("0x")?.split_once('@')?;
+            Some(Self {
+                memory: memory.into(),
+                address: u64::from_str_radix(address, 16).ok()?,
+            })
+        };
+        place().with_context(|| format!("\"{text}\" is not ADDRESS@FILE, as in 0x1f000@/dev/shm/x"))
+    }
+}
+
 /// The page in which a guest's workload counts, seen from L1.
 struct CounterPage {
+    place: CounterPlace,
     mapping: MmapRaw,
 }
 
 impl CounterPage {
-    fn open(memory: &Path, address: u64) -> Result<Self> {
-        let what = || {
-            format!(
-                "The counter page at {address:#x} of {} cannot be mapped",
-                memory.display()
-            )
-        };
+    fn open(place: CounterPlace) -> Result<Self> {
+        let what = || format!("The counter page {place} cannot be mapped");
         // Opened for writing because memmap2 maps raw pages so; nothing is ever written.
         let file = File::options()
             .read(true)
             .write(true)
-            .open(memory)
+            .open(&place.memory)
             .with_context(what)?;
         let mapping = MmapOptions::new()
-            .offset(address)
+            .offset(place.address)
             .len(COUNTER_PAGE_BYTES)
             .map_raw(&file)
             .with_context(what)?;
-        Ok(Self { mapping })
+        Ok(Self { place, mapping })
     }
 
     /// Sum of all threads' operations.
@@ -774,14 +820,19 @@ mod tests {
             content[offset..offset + 8].copy_from_slice(&count.to_le_bytes());
         }
         fs::write(&memory, content).unwrap();
+        let place = |address: usize| CounterPlace {
+            memory: memory.clone(),
+            address: address as u64,
+        };
+        assert_eq!(place(page).operations().unwrap(), 112);
+        assert!(place(0).operations().is_err());
         assert_eq!(
-            CounterPage::open(&memory, page as u64)
-                .unwrap()
-                .total()
-                .unwrap(),
-            112
+            place(page).to_string().parse::<CounterPlace>().unwrap(),
+            place(page)
         );
-        assert!(CounterPage::open(&memory, 0).unwrap().total().is_err());
+        for wrong in ["", "12@/x", "0x@/x", "0x12"] {
+            assert!(wrong.parse::<CounterPlace>().is_err(), "{wrong}");
+        }
     }
 
     #[test]

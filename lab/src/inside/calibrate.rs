@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use super::bench::Options;
 use super::booted::{GuestSpec, Workload, start_all};
 use super::info::LabInfo;
-use super::windows::{Window, run_alone};
+use super::windows::run_alone;
 use crate::guest::OWN_WORKLOADS;
 use cohort::compare::statistics::median;
 
@@ -71,12 +71,7 @@ fn rates(lab: &LabInfo, workload: &str, options: &Options) -> Result<[f64; 2]> {
     let mut rates = [0.0; 2];
     for (index, rate) in rates.iter_mut().enumerate() {
         let windows = run_alone(&mut guests, index, options.timing(), options.pairs)?;
-        *rate = median(
-            &windows
-                .iter()
-                .map(Window::operations_per_s)
-                .collect::<Vec<_>>(),
-        );
+        *rate = median(&windows);
     }
     Ok(rates)
 }

@@ -3,13 +3,12 @@
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use anyhow::{Result, ensure};
-use clap::Subcommand;
-use cohort::compare::scheduler::Scheduler;
-
 use super::bench::{self, Case, Options};
+use super::booted::CounterPlace;
 use super::info::LabInfo;
 use super::{calibrate, demo, process, report};
+use anyhow::{Result, ensure};
+use clap::Subcommand;
 
 /// Commands inside the lab.
 #[derive(Debug, Subcommand)]
@@ -38,6 +37,12 @@ pub enum Command {
         /// Compare the stock scheduler with itself instead of Cohort, to see what noise does
         #[arg(long)]
         stock_only: bool,
+    },
+    /// Print how many operations booted guests have done together so far
+    Operations {
+        /// Where each of them counts: ADDRESS@FILE, an address in the file that is its memory
+        #[arg(required = true)]
+        places: Vec<CounterPlace>,
     },
     /// Print the tables of a file of results (works anywhere)
     Report {
@@ -78,17 +83,17 @@ pub fn run(command: &Command) -> Result<()> {
             ensure!(failures.is_empty(), "{}", failures.join("\n"));
             Ok(())
         }
-        Command::Demo { stock_only } => demo::run(
-            &enter_lab()?,
-            if *stock_only {
-                Scheduler::Stock
-            } else {
-                Scheduler::cohort(&[])
-            },
-        ),
+        Command::Demo { stock_only } => {
+            demo::run(&enter_lab()?, if *stock_only { "stock" } else { "cohort" })
+        }
+        Command::Operations { places } => {
+            let operations = places.iter().map(CounterPlace::operations);
+            println!("{}", operations.sum::<Result<u64>>()?);
+            Ok(())
+        }
         Command::Report { results } => {
             for result in report::read_results(results)? {
-                println!("{}", result.table());
+                println!("{}", result.text());
             }
             Ok(())
         }

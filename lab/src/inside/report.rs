@@ -6,13 +6,14 @@ use std::fs::{self, OpenOptions};
 use std::io::Write as _;
 use std::path::Path;
 
-use anyhow::{Context, Result, anyhow, ensure};
-use cohort::compare::statistics::{RatioSummary, median, summarize_ratios};
+use anyhow::{Context, Result, ensure};
+use cohort::compare::report::{Comparison, number};
+use cohort::compare::statistics::median;
 use serde::{Deserialize, Serialize};
 
 use super::booted::GuestSpec;
 use super::info::LabInfo;
-use super::windows::{Timing, Window};
+use super::windows::operations;
 
 /// What was measured for one case, with all that is needed to judge it.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
@@ -23,100 +24,12 @@ pub struct CaseResult {
     pub lab: LabInfo,
     /// The guests.
     pub guests: Vec<GuestSpec>,
-    /// Lengths of windows.
-    pub timing: Timing,
-    /// Windows of the first guest alone under the stock scheduler.
-    pub alone: Vec<Window>,
-    /// All other windows, in the order in which they ran.
-    pub windows: Vec<Window>,
-    /// One summary per scheduler, the one compared against first.
-    pub schedulers: Vec<SchedulerSummary>,
+    /// Operations per second of the first guest alone under the stock scheduler, by window.
+    pub alone: Vec<f64>,
+    /// All other windows, and what they say.
+    pub comparison: Comparison,
     /// The median ratio that Cohort must reach, where there is one.
     pub floor: Option<f64>,
-}
-
-/// What all windows of one scheduler say.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub struct SchedulerSummary {
-    /// Its name.
-    pub scheduler: String,
-    /// Median of all guests' operations per second of lab time.
-    pub operations_per_s: f64,
-    /// The slowest window's.
-    pub slowest_operations_per_s: f64,
-    /// The fastest window's.
-    pub fastest_operations_per_s: f64,
-    /// Median CPU time of each guest, as a part of one CPU.
-    pub cpu_shares: Vec<f64>,
-    /// Throughput against the first scheduler's, window by window; none for the first itself.
-    pub ratio: Option<RatioSummary>,
-}
-
-/// Summarises `windows` for each of `names`; ratios are to the first of them, within each round.
-///
-/// # Errors
-/// When a scheduler has no window, or a window made no progress.
-pub fn summarize(windows: &[Window], names: &[String]) -> Result<Vec<SchedulerSummary>> {
-    names
-        .iter()
-        .enumerate()
-        .map(|(index, name)| {
-            let ratio = (index > 0)
-                .then(|| summarize_ratios(&ratios(windows, &names[0], name)))
-                .transpose()?;
-            summarize_one(windows, name, ratio)
-        })
-        .collect()
-}
-
-fn summarize_one(
-    windows: &[Window],
-    name: &str,
-    ratio: Option<RatioSummary>,
-) -> Result<SchedulerSummary> {
-    let own: Vec<&Window> = windows
-        .iter()
-        .filter(|window| window.scheduler == name)
-        .collect();
-    let guests = own.first().map_or(0, |window| window.guests.len());
-    ensure!(guests > 0, "No window was measured under {name}");
-    let rates: Vec<f64> = own.iter().map(|window| window.operations_per_s()).collect();
-    let shares: Vec<Vec<f64>> = own.iter().map(|window| window.cpu_shares()).collect();
-    Ok(SchedulerSummary {
-        scheduler: name.into(),
-        operations_per_s: median(&rates),
-        slowest_operations_per_s: rates.iter().copied().fold(f64::INFINITY, f64::min),
-        fastest_operations_per_s: rates.iter().copied().fold(0.0, f64::max),
-        cpu_shares: (0..guests)
-            .map(|guest| {
-                median(
-                    &shares
-                        .iter()
-                        .map(|shares| shares[guest])
-                        .collect::<Vec<_>>(),
-                )
-            })
-            .collect(),
-        ratio,
-    })
-}
-
-/// Throughput under `name` against that under `base`, for each round that has both.
-fn ratios(windows: &[Window], base: &str, name: &str) -> Vec<f64> {
-    let rate = |round: usize, scheduler: &str| {
-        windows
-            .iter()
-            .find(|window| window.round == round && window.scheduler == scheduler)
-            .map(Window::operations_per_s)
-    };
-    let rounds = windows
-        .iter()
-        .map(|window| window.round + 1)
-        .max()
-        .unwrap_or(0);
-    (0..rounds)
-        .filter_map(|round| Some(rate(round, name)? / rate(round, base)?))
-        .collect()
 }
 
 /// The least that is left of the stock scheduler's throughput with the observer beside it.
@@ -142,52 +55,38 @@ impl CaseResult {
     /// # Errors
     /// When it is lower.
     pub fn check_floor(&self) -> Result<()> {
-        for summary in &self.schedulers {
-            let floor = match summary.scheduler.as_str() {
+        let compared = &self.comparison.numbers;
+        let compared = compared.iter().find(|number| number.metric == operations());
+        let compared = compared.context("operations were not in all windows")?;
+        for (name, under) in self.comparison.schedulers.iter().zip(&compared.schedulers) {
+            let floor = match name.as_str() {
                 "cohort" => self.floor,
                 "watched" => Some(WATCHED_FLOOR),
                 _ => None,
             };
             let Some(floor) = floor else { continue };
-            let ratio = summary
-                .ratio
-                .as_ref()
-                .ok_or_else(|| anyhow!("{} was compared with nothing", summary.scheduler))?;
+            let ratio = under.ratio.as_ref();
+            let ratio = ratio.with_context(|| format!("{name} was compared with nothing"))?;
             ensure!(
                 ratio.median >= floor,
-                "{}: under \"{}\" the median throughput is {:.3} of the stock scheduler's; it must be at least {floor}",
+                "{}: under \"{name}\" the median throughput is {:.3} of the stock scheduler's; it must be at least {floor}",
                 self.case,
-                summary.scheduler,
                 ratio.median
             );
         }
         Ok(())
     }
 
-    /// The table, with where it is from and what to remember.
-    pub fn table(&self) -> String {
+    /// The table of `cohort compare`, with where it is from and what to remember.
+    pub fn text(&self) -> String {
         let mut text = format!("{}\n", self.headline());
-        text += &format!(
-            "{:<12} {:>13} {:>17} {:>7} {:>23} {:>7}  {}\n",
-            "",
-            "operations/s",
-            "slowest..fastest",
-            "ratio",
-            "confidence interval",
-            "worst",
-            "CPU of each VM"
-        );
         if !self.alone.is_empty() {
-            let rates: Vec<f64> = self.alone.iter().map(Window::operations_per_s).collect();
             text += &format!(
-                "{:<12} {:>13.0}  (a reference, not a limit)\n",
-                "one VM alone",
-                median(&rates)
+                "one VM alone: {} operations/s (a reference, not a limit)\n",
+                number(median(&self.alone))
             );
         }
-        for summary in &self.schedulers {
-            text += &row(summary);
-        }
+        text += &self.comparison.text();
         text += &self.notes();
         text
     }
@@ -203,60 +102,23 @@ impl CaseResult {
             )
         };
         format!(
-            "{}: {} VMs of {} vCPUs on {} CPUs, {work}{} paravirtual help; {} windows of {:.1} s per scheduler, \
-             alternating within one boot",
+            "{}: {} VMs of {} vCPUs on {} CPUs, {work}{} paravirtual help",
             self.case,
             self.guests.len(),
             spec.topology.vcpus(),
             self.lab.guest_cpus.len(),
             if spec.paravirtual { "with" } else { "without" },
-            self.windows.len() / self.schedulers.len().max(1),
-            self.timing.window.as_secs_f64()
         )
     }
 
     fn notes(&self) -> String {
-        let mut text = String::from(
-            "Ratios are those of neighbouring windows; the ratio shown is their median.\n",
-        );
-        // Writing to a string cannot fail.
-        let _ = writeln!(text, "{}", self.lab.describe());
+        let mut text = format!("{}\n", self.lab.describe());
         for caveat in self.lab.caveats() {
+            // Writing to a string cannot fail.
             let _ = writeln!(text, "- {caveat}");
         }
         text
     }
-}
-
-fn row(summary: &SchedulerSummary) -> String {
-    let spread = format!(
-        "{:.0}..{:.0}",
-        summary.slowest_operations_per_s, summary.fastest_operations_per_s
-    );
-    let shares: Vec<String> = summary
-        .cpu_shares
-        .iter()
-        .map(|share| format!("{:.1} %", share * 100.0))
-        .collect();
-    let (ratio, interval, worst) = match &summary.ratio {
-        None => (String::new(), String::new(), String::new()),
-        Some(ratio) => (
-            format!("{:.3}", ratio.median),
-            format!(
-                "{:.3}..{:.3} ({:.1} %)",
-                ratio.low,
-                ratio.high,
-                ratio.confidence * 100.0
-            ),
-            format!("{:.3}", ratio.worst),
-        ),
-    };
-    format!(
-        "{:<12} {:>13.0} {spread:>17} {ratio:>7} {interval:>23} {worst:>7}  {}\n",
-        summary.scheduler,
-        summary.operations_per_s,
-        shares.join(" ")
-    )
 }
 
 /// Reads results that `append_to` wrote.
@@ -277,37 +139,32 @@ pub fn read_results(path: &Path) -> Result<Vec<CaseResult>> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use cohort::compare::report::Setting;
+    use cohort::compare::window::Window;
 
     use super::*;
     use crate::inside::booted::Workload;
     use crate::inside::info::example;
-    use crate::inside::windows::GuestWindow;
 
-    fn window(round: usize, scheduler: &str, operations: [u64; 2]) -> Window {
-        let guest = |name: &str, operations| GuestWindow {
-            name: name.into(),
-            operations,
-            cpu_time_ns: 500_000_000,
-        };
+    fn window(round: usize, scheduler: &str, rate: f64) -> Window {
         Window {
             round,
             scheduler: scheduler.into(),
-            wall_ns: 1_000_000_000,
-            guests: vec![guest("one", operations[0]), guest("two", operations[1])],
+            seconds: 1.0,
+            numbers: [(operations(), rate)].into(),
         }
     }
 
     fn result(floor: Option<f64>) -> CaseResult {
         let windows = vec![
-            window(0, "stock", [100, 100]),
-            window(0, "cohort", [150, 150]),
-            window(1, "cohort", [90, 90]),
-            window(1, "stock", [100, 80]),
-            window(2, "stock", [100, 100]),
-            window(2, "cohort", [120, 120]),
+            window(0, "stock", 200.0),
+            window(0, "cohort", 300.0),
+            window(1, "cohort", 180.0),
+            window(1, "stock", 180.0),
+            window(2, "stock", 200.0),
+            window(2, "cohort", 240.0),
         ];
-        let schedulers = summarize(&windows, &["stock".into(), "cohort".into()]).unwrap();
+        let names = vec!["stock".into(), "cohort".into()];
         let workload = Workload::new("spin", &example());
         CaseResult {
             case: "spin2".into(),
@@ -316,41 +173,10 @@ mod tests {
                 GuestSpec::new("one", 2, workload.clone()),
                 GuestSpec::new("two", 2, workload),
             ],
-            timing: Timing {
-                window: Duration::from_secs(1),
-                settle: Duration::from_millis(200),
-            },
-            alone: vec![window(0, "stock", [170, 0])],
-            windows,
-            schedulers,
+            alone: vec![170.0],
+            comparison: Comparison::of(Setting::default(), windows, names).unwrap(),
             floor,
         }
-    }
-
-    #[test]
-    fn ratios_pair_the_windows_of_a_round_whatever_their_order() {
-        let ratios = ratios(&result(None).windows, "stock", "cohort");
-        assert_eq!(ratios, [1.5, 1.0, 1.2]);
-    }
-
-    #[test]
-    fn a_summary_has_median_spread_shares_and_ratio() {
-        let result = result(None);
-        let [stock, cohort] = &result.schedulers[..] else {
-            panic!("two schedulers")
-        };
-        assert_eq!(
-            (stock.operations_per_s, stock.slowest_operations_per_s),
-            (200.0, 180.0)
-        );
-        assert_eq!(
-            (cohort.operations_per_s, cohort.fastest_operations_per_s),
-            (240.0, 300.0)
-        );
-        assert_eq!(cohort.cpu_shares, [0.5, 0.5]);
-        assert!(stock.ratio.is_none());
-        let ratio = cohort.ratio.as_ref().unwrap();
-        assert_eq!((ratio.median, ratio.worst, ratio.pairs), (1.2, 1.0, 3));
     }
 
     #[test]
@@ -366,9 +192,9 @@ mod tests {
 
     #[test]
     fn a_table_says_where_it_is_from_and_what_is_wrong_with_it() {
-        let table = result(None).table();
+        let text = result(None).text();
         for part in [
-            "one VM alone",
+            "one VM alone: 170.0",
             "stock",
             "cohort",
             "1.200",
@@ -376,7 +202,7 @@ mod tests {
             "indicative",
             "7.2.13",
         ] {
-            assert!(table.contains(part), "no {part} in\n{table}");
+            assert!(text.contains(part), "no {part} in\n{text}");
         }
     }
 
@@ -397,10 +223,5 @@ mod tests {
                 .to_string()
                 .starts_with("Line 1 of")
         );
-    }
-
-    #[test]
-    fn a_scheduler_without_windows_is_an_error() {
-        assert!(summarize(&[], &["stock".into()]).is_err());
     }
 }

@@ -1,15 +1,15 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Windows: the scheduler is exchanged under running guests, and each guest's operations and CPU time are taken
-//! over a window of lab time. Not for starting guests, nor for what the numbers mean (`stats`, `report`).
+//! over a window of lab time. Not for starting guests, nor for what the numbers mean (`cohort::compare`).
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
-use serde::{Deserialize, Serialize};
-
 use cohort::compare::rounds::run_rounds;
 use cohort::compare::scheduler::Scheduler;
+use cohort::compare::window::{Better, Metric, Window};
 
 /// What schedulers print; copied out of L1 at its end.
 pub const LOGS: &str = "/out/schedulers";
@@ -43,7 +43,7 @@ pub trait Subject {
 }
 
 /// How to measure.
-#[derive(Clone, Copy, Debug, Deserialize, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug)]
 pub struct Timing {
     /// Length of a window, lab time.
     pub window: Duration,
@@ -51,49 +51,21 @@ pub struct Timing {
     pub settle: Duration,
 }
 
-/// One guest's share of a window.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub struct GuestWindow {
-    /// The guest's name.
-    pub name: String,
-    /// Operations in the window.
-    pub operations: u64,
-    /// CPU time in the window, nanoseconds; exact to one tick per vCPU.
-    pub cpu_time_ns: u64,
+/// What all guests do together in a window, per second of lab time.
+pub fn operations() -> Metric {
+    Metric {
+        of: String::new(),
+        name: "operations/s".into(),
+        better: Better::More,
+    }
 }
 
-/// What was measured in one window.
-#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
-pub struct Window {
-    /// The pair, or round of all schedulers, that it belongs to; from 0.
-    pub round: usize,
-    /// The scheduler it ran under.
-    pub scheduler: String,
-    /// Its length, lab time in nanoseconds.
-    pub wall_ns: u64,
-    /// All running guests.
-    pub guests: Vec<GuestWindow>,
-}
-
-impl Window {
-    /// Operations per second of lab time, of all guests together.
-    pub fn operations_per_s(&self) -> f64 {
-        self.guests
-            .iter()
-            .map(|guest| self.rate(guest.operations))
-            .sum()
-    }
-
-    /// CPU time of each guest as a part of one CPU's.
-    pub fn cpu_shares(&self) -> Vec<f64> {
-        self.guests
-            .iter()
-            .map(|guest| guest.cpu_time_ns as f64 / self.wall_ns as f64)
-            .collect()
-    }
-
-    fn rate(&self, count: u64) -> f64 {
-        count as f64 * 1e9 / self.wall_ns as f64
+/// A guest's CPU time in a window, in percent of one CPU; exact to one tick per vCPU.
+pub fn cpu_time_of(guest: &str) -> Metric {
+    Metric {
+        of: guest.into(),
+        name: "%CPU".into(),
+        better: Better::Neither,
     }
 }
 
@@ -109,17 +81,21 @@ pub fn run_windows<S: Subject>(
     mut report: impl FnMut(&Window),
 ) -> Result<Vec<Window>> {
     let windows = run_rounds(schedulers, rounds, Path::new(LOGS), |turn| {
-        let mut window = measure(subjects, timing)
+        let (seconds, numbers) = measure(subjects, timing)
             .map_err(|error| describe_failure(&error, turn.scheduler, subjects))?;
-        window.round = turn.round;
-        window.scheduler = turn.scheduler.into();
+        let window = Window {
+            round: turn.round,
+            scheduler: turn.scheduler.into(),
+            seconds,
+            numbers,
+        };
         report(&window);
         Ok(window)
     });
     windows.map_err(|error| error.context(who_recovers(subjects, timing)))
 }
 
-/// Measures `windows` windows of one subject alone under the stock scheduler, all others frozen.
+/// Operations per second in each of `windows` windows of one subject alone under the stock scheduler, all others frozen.
 ///
 /// # Errors
 /// As for `run_rounds`.
@@ -128,7 +104,7 @@ pub fn run_alone<S: Subject>(
     alone: usize,
     timing: Timing,
     windows: usize,
-) -> Result<Vec<Window>> {
+) -> Result<Vec<f64>> {
     set_others_frozen(subjects, alone, true)?;
     let measured = run_windows(
         &mut subjects[alone..=alone],
@@ -139,7 +115,10 @@ pub fn run_alone<S: Subject>(
     );
     // Thawed even after an error: its report must not suffer from a second one.
     set_others_frozen(subjects, alone, false)?;
-    measured
+    Ok(measured?
+        .iter()
+        .map(|window| window.numbers[&operations()])
+        .collect())
 }
 
 fn set_others_frozen<S: Subject>(subjects: &mut [S], alone: usize, frozen: bool) -> Result<()> {
@@ -186,8 +165,8 @@ fn who_recovers<S: Subject>(subjects: &[S], timing: Timing) -> String {
     )
 }
 
-/// One window of all subjects under whatever schedules now; round and scheduler are for the caller to fill in.
-fn measure<S: Subject>(subjects: &mut [S], timing: Timing) -> Result<Window> {
+/// One window of all subjects under whatever schedules now: its length in seconds, and what was counted.
+fn measure<S: Subject>(subjects: &mut [S], timing: Timing) -> Result<(f64, BTreeMap<Metric, f64>)> {
     sleep(timing.settle);
     let start = Reading::take(subjects)?;
     sleep(timing.window);
@@ -222,32 +201,32 @@ impl Reading {
         })
     }
 
-    fn until<S: Subject>(&self, end: &Self, subjects: &[S]) -> Result<Window> {
-        let wall_ns = u64::try_from((end.at - self.at).as_nanos())?;
-        let mut guests = Vec::new();
+    fn until<S: Subject>(
+        &self,
+        end: &Self,
+        subjects: &[S],
+    ) -> Result<(f64, BTreeMap<Metric, f64>)> {
+        let seconds = (end.at - self.at).as_secs_f64();
+        let mut all_operations = 0;
+        let mut numbers = BTreeMap::new();
         for (index, subject) in subjects.iter().enumerate() {
             let ((operations, cpu_time), (end_operations, end_cpu_time)) =
                 (self.counters[index], end.counters[index]);
+            let cpu_time_ns = end_cpu_time - cpu_time;
             ensure!(
                 end_operations > operations,
-                "Guest {} made no progress within a window of {} ms, in which it had {} ms of CPU time: its counter \
+                "Guest {} made no progress within a window of {:.0} ms, in which it had {} ms of CPU time: its counter \
                  stayed at {operations}",
                 subject.name(),
-                wall_ns / 1_000_000,
-                (end_cpu_time - cpu_time) / 1_000_000
+                seconds * 1000.0,
+                cpu_time_ns / 1_000_000
             );
-            guests.push(GuestWindow {
-                name: subject.name().into(),
-                operations: end_operations - operations,
-                cpu_time_ns: end_cpu_time - cpu_time,
-            });
+            all_operations += end_operations - operations;
+            let cpu_pct = 100.0 * cpu_time_ns as f64 / 1e9 / seconds;
+            numbers.insert(cpu_time_of(subject.name()), cpu_pct);
         }
-        Ok(Window {
-            round: 0,
-            scheduler: String::new(),
-            wall_ns,
-            guests,
-        })
+        numbers.insert(operations(), all_operations as f64 / seconds);
+        Ok((seconds, numbers))
     }
 }
 
@@ -317,20 +296,12 @@ mod tests {
     #[test]
     fn a_window_is_the_difference_of_two_readings() {
         let mut fakes = [Fake::new("one", 10), Fake::new("two", 30)];
-        let window = measure(&mut fakes, SHORT).unwrap();
-        assert_eq!(
-            window.guests[0],
-            GuestWindow {
-                name: "one".into(),
-                operations: 10,
-                cpu_time_ns: 10_000
-            }
-        );
-        assert_eq!(window.guests[1].operations, 30);
-        assert!(window.wall_ns >= 2_000_000);
-        let expected = 40.0 * 1e9 / window.wall_ns as f64;
-        assert!((window.operations_per_s() - expected).abs() < 1e-6);
-        assert!((window.cpu_shares()[0] - 10_000.0 / window.wall_ns as f64).abs() < 1e-9);
+        let (seconds, numbers) = measure(&mut fakes, SHORT).unwrap();
+        assert!(seconds >= 0.002);
+        let close = |metric: &Metric, expected: f64| (numbers[metric] - expected).abs() < 1e-6;
+        assert!(close(&operations(), 40.0 / seconds));
+        assert!(close(&cpu_time_of("one"), 100.0 * 10_000.0 / 1e9 / seconds));
+        assert_eq!(numbers.len(), 3);
     }
 
     #[test]
