@@ -132,9 +132,9 @@ fn measure(options: &CompareOptions, host: &Host) -> Result<Comparison, Failure>
     let rounds = usize::from(options.rounds);
     let windows = rounds * schedulers.len();
     eprintln!(
-        "{}: {rounds} rounds, about {} minutes. Guests run on; Ctrl-C gives the host back at once.",
+        "{}: {rounds} rounds, {} s and what exchanging takes. Guests run on; Ctrl-C gives the host back at once.",
         names.join(" against "),
-        (windows as f64 * (options.window_s + options.settle_s) / 60.0).ceil()
+        (windows as f64 * (options.window_s + options.settle_s)).ceil()
     );
     let release = fs::read_to_string(host.proc.join("sys/kernel/osrelease"));
     let setting = Setting::begin(&release.unwrap_or_default(), meter.window, meter.settle);
