@@ -17,7 +17,7 @@ const COLOURS: [RGBColor; 4] = [
 ];
 const STYLE: &str = "body{font:15px/1.4 sans-serif;max-width:60em;margin:2em auto;padding:0 1em}\
 table{border-collapse:collapse;width:100%}th,td{text-align:left;padding:.2em .6em;border-bottom:1px solid #ccc}\
-td.n{text-align:right;font-variant-numeric:tabular-nums}";
+.n{text-align:right;white-space:nowrap;font-variant-numeric:tabular-nums}";
 
 /// The page.
 ///
@@ -26,7 +26,7 @@ td.n{text-align:right;font-variant-numeric:tabular-nums}";
 pub fn page(comparison: &Comparison) -> Result<String> {
     let mut html = format!(
         "<!doctype html>\n<html lang=\"en\"><meta charset=\"utf-8\"><title>cohort compare</title><style>{STYLE}</style>\n\
-         <h1>{}</h1>\n<p>{}</p>\n<table><tr><th>number<th>scheduler<th>median<th>ratio<th>interval<th>worst pair<th>verdict\n",
+         <h1>{}</h1>\n<p>{}</p>\n<table><tr><th>number<th>scheduler<th class=n>median<th class=n>ratio<th class=n>interval<th class=n>worst pair<th>verdict\n",
         escaped(&comparison.schedulers.join(" against ")),
         escaped(&comparison.headline())
     );
@@ -36,7 +36,12 @@ pub fn page(comparison: &Comparison) -> Result<String> {
             let (ratio, interval) = under.ratio.as_ref().map_or_else(Default::default, |ratio| {
                 (
                     format!("{:.3}", ratio.median),
-                    format!("{:.3} to {:.3}", ratio.low, ratio.high),
+                    format!(
+                        "{:.3} to {:.3} ({:.0} %)",
+                        ratio.low,
+                        ratio.high,
+                        ratio.confidence * 100.0
+                    ),
                 )
             });
             let worst = under.worst.map(|worst| format!("{worst:.3}"));
@@ -94,6 +99,7 @@ fn plot(comparison: &Comparison, metric: &super::window::Metric) -> Result<Strin
         chart
             .configure_mesh()
             .disable_x_mesh()
+            .light_line_style(TRANSPARENT)
             .x_desc("window")
             .x_label_formatter(&|at| format!("{at:.0}"))
             .y_label_formatter(&|value| number(*value))
