@@ -18,7 +18,7 @@ use crate::host::preflight;
 use crate::observer::Observer;
 use crate::signals::watch_signals;
 use crate::table;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use report::{Comparison, Setting};
 use rounds::{arm_names, run_rounds};
@@ -141,7 +141,13 @@ fn measure(options: &CompareOptions, host: &Host) -> Result<Comparison, Failure>
     let logs = tempfile::tempdir().context("there is no room for the schedulers' output")?;
     let windows = run_rounds(&schedulers, rounds, logs.path(), |turn| {
         eprintln!("round {} of {rounds}: {}", turn.round + 1, turn.scheduler);
-        meter.measure(turn)
+        let window = meter.measure(turn)?;
+        ensure!(
+            !window.numbers.is_empty(),
+            "no VM ran, so there is nothing to compare. Start the guests that matter first, or name a number of your own \
+             (--counter, --probe)"
+        );
+        Ok(window)
     })
     // A failure keeps its code.
     .map_err(|error| error.downcast::<Failure>().unwrap_or_else(Failure::from))?;
