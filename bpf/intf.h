@@ -171,9 +171,8 @@ struct vcpu_counters {
 	u64 ipis; /* fixed IPIs from it to one sibling */
 	u64 ipis_answered; /* fixed IPIs to it whose end was seen */
 	u64 ipi_to_run[NR_BUCKETS]; /* IPIs to it while it was ready, and those
-				       that came while it ran and that it had not
-				       answered when it lost its CPU, until it
-				       ran; buckets as above */
+				       that it had not answered when it lost its
+				       CPU, until it ran; buckets as above */
 	u64 ipi_to_run_ns; /* the sum of these times */
 	u64 longest_ipi_ns; /* the longest of them */
 };

@@ -36,8 +36,8 @@ struct signals {
 };
 
 /* Thread @from now waits for thread @to. Whether that waits for a CPU itself is
- * looked at afterwards: so either that look or the receiver's own, when it loses
- * its CPU, sees the IPI waiting. */
+ * looked at afterwards, and the receiver looks when it loses its CPU: both miss
+ * it only in the few ns in which that CPU's own note is on its way. */
 static inline void open_ipi(struct signals *sender, s32 from,
 			    struct signals *receiver, s32 to, u64 now)
 {
@@ -47,7 +47,7 @@ static inline void open_ipi(struct signals *sender, s32 from,
 	ipi->vector = sender->accepted_vector;
 	ipi->sent_ns = now;
 	sender->ipi_to = to;
-	/* A full barrier too. */
+	/* A full barrier before that look. */
 	__sync_lock_test_and_set(&receiver->maybe_open, 1);
 }
 

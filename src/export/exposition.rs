@@ -3,6 +3,7 @@
 
 use super::families::{COUNTERS, EXPONENTS, HISTOGRAMS, PREFIX};
 use super::totals::{HistogramTotals, Totals, VcpuTotals, VmTotals};
+use crate::view::HostView;
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, text};
 use prometheus_client::metrics::MetricType;
@@ -10,7 +11,7 @@ use prometheus_client::metrics::counter::ConstCounter;
 use prometheus_client::metrics::gauge::ConstGauge;
 use prometheus_client::registry::{Registry, Unit};
 use std::fmt;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// In which words numbers are written.
 #[derive(Clone, Copy, Debug, Eq, PartialEq)]
@@ -39,17 +40,28 @@ impl Format {
     }
 }
 
-/// Writes totals that others add to.
+/// Totals, and how they are written.
 pub struct Exposition {
+    totals: Arc<Mutex<Totals>>,
     registry: Registry,
 }
 
 impl Exposition {
-    /// Of `totals`, with series for each vCPU if asked for.
-    pub fn new(totals: Arc<Mutex<Totals>>, with_vcpus: bool) -> Self {
+    /// Of no window yet, with series for each vCPU if asked for.
+    pub fn new(with_vcpus: bool) -> Self {
+        let totals = Arc::<Mutex<Totals>>::default();
+        let shared = Shared {
+            totals: Arc::clone(&totals),
+            with_vcpus,
+        };
         let mut registry = Registry::with_prefix(PREFIX);
-        registry.register_collector(Box::new(Shared { totals, with_vcpus }));
-        Self { registry }
+        registry.register_collector(Box::new(shared));
+        Self { totals, registry }
+    }
+
+    /// Adds a window.
+    pub fn add(&self, window: HostView) {
+        lock(&self.totals).add(window);
     }
 
     /// All of it now.
@@ -66,6 +78,11 @@ impl Exposition {
     }
 }
 
+fn lock(totals: &Mutex<Totals>) -> MutexGuard<'_, Totals> {
+    // Whoever panicked has left numbers, if old ones.
+    totals.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
 /// What the library's interface asks for.
 #[derive(Debug)]
 struct Shared {
@@ -75,8 +92,7 @@ struct Shared {
 
 impl Collector for Shared {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
-        // Whoever panicked has left numbers, if old ones.
-        let totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
+        let totals = lock(&self.totals);
         encode_host(&totals, &mut encoder)?;
         encode_vms(&totals, &mut encoder)?;
         let label = |vm: &VmTotals| vec![("vm", vm.name.clone())];
@@ -182,11 +198,11 @@ fn encode_vcpus(
     encoder: &mut DescriptorEncoder<'_>,
 ) -> fmt::Result {
     for (index, counter) in COUNTERS.iter().enumerate() {
-        if counter
-            .samples
-            .iter()
-            .all(|sample| !totals.host.has(sample.field))
-        {
+        let samples = counter.samples.iter().enumerate();
+        let seen: Vec<_> = samples
+            .filter(|(_, sample)| totals.host.has(sample.field))
+            .collect();
+        if seen.is_empty() {
             continue;
         }
         let name = format!("{level}_{}", counter.name);
@@ -194,15 +210,15 @@ fn encode_vcpus(
         let mut metric =
             encoder.encode_descriptor(&name, counter.help, unit, MetricType::Counter)?;
         for (labels, row) in rows {
-            for (sample, &value) in counter.samples.iter().zip(row.counter(index)) {
-                if !totals.host.has(sample.field) {
-                    continue;
-                }
+            for &(place, sample) in &seen {
                 let mut labels = labels.clone();
                 if !counter.label.is_empty() {
                     labels.push((counter.label, sample.label_value.to_owned()));
                 }
-                encode_counter(&mut metric.encode_family(&labels)?, value)?;
+                encode_counter(
+                    &mut metric.encode_family(&labels)?,
+                    row.counter(index)[place],
+                )?;
             }
         }
     }
@@ -267,7 +283,6 @@ fn without_openmetrics(openmetrics: &str) -> String {
 mod tests {
     use super::super::totals::fixture::window;
     use super::*;
-    use crate::view::HostView;
     use std::collections::BTreeSet;
 
     const RULES: &str = include_str!("../../deploy/prometheus/cohort.rules.yml");
@@ -279,11 +294,9 @@ mod tests {
     }
 
     fn page_of(window: HostView, format: Format, with_vcpus: bool) -> String {
-        let mut totals = Totals::default();
-        totals.add(window);
-        Exposition::new(Arc::new(Mutex::new(totals)), with_vcpus)
-            .text(format)
-            .expect("it is written to memory")
+        let exposition = Exposition::new(with_vcpus);
+        exposition.add(window);
+        exposition.text(format).expect("it is written to memory")
     }
 
     fn has_line(page: &str, line: &str) {

@@ -21,9 +21,7 @@ use http::{Metrics, serve};
 use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
-use totals::Totals;
 
 /// Scrapes that follow each other more closely are answered with the same numbers, so that nobody can make the observer
 /// busy by asking.
@@ -95,18 +93,15 @@ type Source = Box<dyn FnMut() -> Result<Option<HostView>>>;
 /// Adds up windows, and writes what they add up to.
 struct Exporter {
     windows: Source,
-    totals: Arc<Mutex<Totals>>,
     exposition: Exposition,
     added_at: Option<Instant>,
 }
 
 impl Exporter {
     fn new(windows: Source, with_vcpus: bool) -> Self {
-        let totals = Arc::<Mutex<Totals>>::default();
         Self {
             windows,
-            exposition: Exposition::new(Arc::clone(&totals), with_vcpus),
-            totals,
+            exposition: Exposition::new(with_vcpus),
             added_at: None,
         }
     }
@@ -119,8 +114,7 @@ impl Exporter {
         let window = (self.windows)()?;
         self.added_at = Some(Instant::now());
         if let Some(window) = window {
-            let mut totals = self.totals.lock().unwrap_or_else(PoisonError::into_inner);
-            totals.add(window);
+            self.exposition.add(window);
         }
         Ok(())
     }

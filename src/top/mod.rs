@@ -56,10 +56,10 @@ pub fn top(options: &TopOptions, host: &Host) -> Result<(), Failure> {
     let told_to_leave = watch_signals()?;
     if let Some(path) = &options.replay {
         let recording = Recording::read(path)?;
-        let source = Source::Recording {
+        let source = Source::Recording(Replay {
             recording,
             position: 0,
-        };
+        });
         return on_screen(source, interval, &told_to_leave);
     }
     let mut object = MaybeUninit::uninit();
@@ -82,10 +82,7 @@ enum Source<'object> {
         windows: Box<Windows<'object>>,
         recorder: Option<Recorder>,
     },
-    Recording {
-        recording: Recording,
-        position: usize,
-    },
+    Recording(Replay),
 }
 
 impl Source<'_> {
@@ -93,7 +90,7 @@ impl Source<'_> {
     fn first(&self) -> HostView {
         match self {
             Source::Host { windows, .. } => windows.vms(),
-            Source::Recording { recording, .. } => recording.windows[0].clone(),
+            Source::Recording(replay) => replay.recording.windows[0].clone(),
         }
     }
 
@@ -107,42 +104,52 @@ impl Source<'_> {
                 }
                 Ok((!paused).then_some(view))
             }
-            Source::Recording { .. } if paused => Ok(None),
-            Source::Recording { .. } => Ok(self.step(1)),
+            Source::Recording(_) if paused => Ok(None),
+            Source::Recording(replay) => Ok(replay.step(1)),
         }
     }
 
     /// The window of a recording that lies `steps` further.
     fn step(&mut self, steps: isize) -> Option<HostView> {
-        let Source::Recording {
-            recording,
-            position,
-        } = self
-        else {
-            return None;
-        };
-        let next = position.checked_add_signed(steps)?;
-        let view = recording.windows.get(next)?.clone();
-        *position = next;
-        Some(view)
+        match self {
+            Source::Host { .. } => None,
+            Source::Recording(replay) => replay.step(steps),
+        }
     }
 
     /// Where in a recording the screen is.
     fn place(&self) -> Option<String> {
-        let Source::Recording {
-            recording,
-            position,
-        } = self
-        else {
-            return None;
-        };
-        let all = recording.windows.len();
-        let end = match (position + 1 == all, recording.breaks_off) {
+        match self {
+            Source::Host { .. } => None,
+            Source::Recording(replay) => Some(replay.place()),
+        }
+    }
+}
+
+/// A recording, and where in it the screen is.
+struct Replay {
+    recording: Recording,
+    position: usize,
+}
+
+impl Replay {
+    /// The window that lies `steps` further.
+    fn step(&mut self, steps: isize) -> Option<HostView> {
+        let next = self.position.checked_add_signed(steps)?;
+        let view = self.recording.windows.get(next)?.clone();
+        self.position = next;
+        Some(view)
+    }
+
+    /// The position, in words.
+    fn place(&self) -> String {
+        let all = self.recording.windows.len();
+        let end = match (self.position + 1 == all, self.recording.breaks_off) {
             (false, _) => "",
             (true, false) => ", the end",
             (true, true) => ", after which it breaks off",
         };
-        Some(format!("window {} of {all}{end}", position + 1))
+        format!("window {} of {all}{end}", self.position + 1)
     }
 }
 

@@ -9,7 +9,7 @@ use cohort::view::{HostView, quantile_us};
 use cohort_micro::Spec;
 
 use crate::Test;
-use crate::host::{Guest, HostLoad, lab, start_cohort, stop_cohort, vcpus_of, watch};
+use crate::host::{Guest, HostLoad, lab, locked, start_cohort, stop_cohort, vcpus_of, watch};
 
 pub const TESTS: &[Test] = &[
     (
@@ -168,12 +168,7 @@ fn ring() -> Result<()> {
 /// from sleep must not wait for others' windows. Quantiles are upper bounds, powers of two.
 fn wakes_often() -> Result<()> {
     let latency = Guest::start(&Spec::new("latency").vcpu("loop: sleep 2ms; compute 100us"))?;
-    let program = "loop: lock; compute 50us; unlock; compute 20us";
-    let locked = Spec::new("lock").vcpu(program).vcpu(program);
-    let _others = [
-        Guest::start(&locked.pause_window("20us".parse()?))?,
-        Guest::busy("busy", 2)?,
-    ];
+    let _others = [Guest::start(&locked("lock", 2)?)?, Guest::busy("busy", 2)?];
     let _build = HostLoad::start("build", &[0, 0], &lab()?.guest_cpus)?;
     let mut tails = Vec::new();
     for view in compare()? {

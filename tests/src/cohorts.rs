@@ -6,12 +6,11 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use cohort::metrics::VmStats;
-use cohort_micro::Spec;
 
 use crate::Test;
 use crate::host::{
-    Guest, assert_ratio, best_of_three, shares, start_cohort, start_cohort_with, stop_cohort,
-    vm_stats,
+    Guest, assert_ratio, best_of_three, locked, shares, start_cohort, start_cohort_with,
+    stop_cohort, vm_stats,
 };
 
 pub const TESTS: &[Test] = &[
@@ -35,18 +34,6 @@ pub const TESTS: &[Test] = &[
 
 const WINDOW: Duration = Duration::from_secs(3);
 
-/// Two vCPUs that need the same lock most of the time.
-fn pair(name: &str) -> Result<Spec> {
-    wide(name, 2)
-}
-
-fn wide(name: &str, vcpus: usize) -> Result<Spec> {
-    let program = "loop: lock; compute 50us; unlock; compute 20us";
-    Ok((0..vcpus)
-        .fold(Spec::new(name), |spec, _| spec.vcpu(program))
-        .pause_window("20us".parse()?))
-}
-
 fn print(name: &str, vm: &VmStats) {
     println!(
         "    {name}: cohort {}, signs {}/s, windows {}, partial {}, until the last vCPU ran, by powers of two of us {:?}",
@@ -56,8 +43,8 @@ fn print(name: &str, vm: &VmStats) {
 
 fn windows_open() -> Result<()> {
     let guests = [
-        Guest::start(&pair("pair0")?)?,
-        Guest::start(&pair("pair1")?)?,
+        Guest::start(&locked("pair0", 2)?)?,
+        Guest::start(&locked("pair1", 2)?)?,
         Guest::busy("calm", 2)?,
     ];
     best_of_three(|| open_for_all(&guests))
@@ -99,8 +86,8 @@ fn open_for_all(guests: &[Guest]) -> Result<()> {
 
 fn windows_are_fair() -> Result<()> {
     let guests = [
-        Guest::start(&pair("pair0")?)?,
-        Guest::start(&pair("pair1")?)?,
+        Guest::start(&locked("pair0", 2)?)?,
+        Guest::start(&locked("pair1", 2)?)?,
         Guest::busy("calm", 2)?,
     ];
     let cohort = start_cohort()?;
@@ -114,8 +101,8 @@ fn windows_are_fair() -> Result<()> {
 /// Four vCPUs on two CPUs against two: the classic fault of gangs is that one of the two starves.
 fn wide_and_narrow() -> Result<()> {
     let guests = [
-        Guest::start(&wide("wide", 4)?)?,
-        Guest::start(&pair("narrow")?)?,
+        Guest::start(&locked("wide", 4)?)?,
+        Guest::start(&locked("narrow", 2)?)?,
     ];
     let cohort = start_cohort()?;
     sleep(Duration::from_secs(1));
@@ -130,7 +117,7 @@ fn wide_and_narrow() -> Result<()> {
 
 /// Two vCPUs on two CPUs need not wait behind each other, whoever else is there.
 fn not_stacked() -> Result<()> {
-    let guests = [Guest::start(&pair("pair")?)?, Guest::busy("calm", 2)?];
+    let guests = [Guest::start(&locked("pair", 2)?)?, Guest::busy("calm", 2)?];
     let stacked = |options: &[&str]| -> Result<f64> {
         let cohort = start_cohort_with(options)?;
         sleep(WINDOW);

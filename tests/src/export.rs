@@ -6,7 +6,7 @@ use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -21,7 +21,10 @@ use serde_json::Value;
 use tempfile::TempDir;
 
 use crate::Test;
-use crate::host::{Guest, HostLoad, PATIENCE, Subject, busy, lab, refused, refused_without_root};
+use crate::host::{
+    Guest, HostLoad, PATIENCE, Service, Subject, busy, lab, refused, refused_without_root,
+    wait_until_ready,
+};
 
 pub const TESTS: &[Test] = &[
     (
@@ -44,17 +47,6 @@ const DASHBOARD: &str = include_str!("../../deploy/grafana/cohort.json");
 /// What is no guest's work runs here.
 const HOST_CPU: u32 = 0;
 
-/// A process that is killed with this.
-struct Service(Child);
-
-impl Drop for Service {
-    fn drop(&mut self) {
-        // It may have ended already.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
 /// `cohort export`, once it serves.
 fn export(options: &[&str]) -> Result<Service> {
     let notifications = Notifications::new()?;
@@ -64,9 +56,7 @@ fn export(options: &[&str]) -> Result<Service> {
         .args(options)
         .env("NOTIFY_SOCKET", notifications.path());
     let service = Service(start(command, &[HOST_CPU], None)?);
-    wait_for("cohort export", PATIENCE, || {
-        Ok(notifications.ready().then_some(()))
-    })?;
+    wait_until_ready("cohort export", &notifications)?;
     Ok(service)
 }
 

@@ -115,9 +115,28 @@ pub fn busy(name: &str, vcpus: usize) -> Spec {
     })
 }
 
+/// A guest whose `vcpus` need the same lock most of the time, in guest kernel mode.
+pub fn locked(name: &str, vcpus: usize) -> Result<Spec> {
+    let program = "loop: lock; compute 50us; unlock; compute 20us";
+    let spec = (0..vcpus).fold(Spec::new(name), |spec, _| spec.vcpu(program));
+    Ok(spec.pause_window("20us".parse()?))
+}
+
+/// A process that is killed with this.
+pub struct Service(pub Child);
+
+impl Drop for Service {
+    fn drop(&mut self) {
+        // It may have ended already.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
 /// Ordinary processes that compute all the time, in a cgroup of their own.
 pub struct HostLoad {
-    children: Vec<Child>,
+    // Before the cgroup: they must be gone when that is removed.
+    children: Vec<Service>,
     cgroup: Cgroup,
 }
 
@@ -130,7 +149,7 @@ impl HostLoad {
             .map(|nice| {
                 let mut command = Command::new("nice");
                 command.args(["-n", &nice.to_string(), "sh", "-c", "while :; do :; done"]);
-                start(command, cpus, Some(&cgroup))
+                Ok(Service(start(command, cpus, Some(&cgroup))?))
             })
             .collect::<Result<_>>()?;
         Ok(Self { children, cgroup })
@@ -138,7 +157,7 @@ impl HostLoad {
 
     /// The processes.
     pub fn pids(&self) -> Vec<u32> {
-        self.children.iter().map(Child::id).collect()
+        self.children.iter().map(|child| child.0.id()).collect()
     }
 
     /// Binds process number `index` to `cpus`.
@@ -148,7 +167,7 @@ impl HostLoad {
             .args([
                 "-cp",
                 &list.join(","),
-                &self.children[index].id().to_string(),
+                &self.children[index].0.id().to_string(),
             ])
             .output()?;
         ensure!(
@@ -170,16 +189,6 @@ impl HostLoad {
 impl Subject for HostLoad {
     fn cgroup(&self) -> &Cgroup {
         &self.cgroup
-    }
-}
-
-impl Drop for HostLoad {
-    fn drop(&mut self) {
-        for child in &mut self.children {
-            // Dead already is as good.
-            let _ = child.kill();
-            let _ = child.wait();
-        }
     }
 }
 
@@ -313,9 +322,14 @@ pub fn refused_without_root(subcommand: &str) -> Result<()> {
     refused(&mut command, Exit::NoPrivileges, "root")
 }
 
+/// Waits until the program `what` has said that it is ready.
+pub fn wait_until_ready(what: &str, notifications: &Notifications) -> Result<()> {
+    wait_for(what, PATIENCE, || Ok(notifications.ready().then_some(())))
+}
+
 /// `cohort watch` for some windows, in which the test does something.
 pub struct Watch {
-    process: Child,
+    process: Service,
     lines: Receiver<std::io::Result<String>>,
 }
 
@@ -323,30 +337,28 @@ impl Watch {
     /// Returns when the first of `windows` of `seconds` has begun.
     pub fn begin(windows: u32, seconds: u32) -> Result<Self> {
         let notifications = Notifications::new()?;
-        let mut process = Command::new(COHORT)
+        let process = Command::new(COHORT)
             .args(["watch", "--json", "--count"])
             .args([&windows.to_string(), "--interval-s", &seconds.to_string()])
             .env("NOTIFY_SOCKET", notifications.path())
             .stdout(Stdio::piped())
             .spawn()
             .context("cohort watch")?;
-        let stdout = process.stdout.take().context("its output is piped")?;
+        let mut process = Service(process);
+        let stdout = process.0.stdout.take().context("its output is piped")?;
         let (sender, lines) = channel();
         spawn(move || {
             let lines = BufReader::new(stdout).lines();
             // Whoever does not want more has gone.
             lines.for_each(|line| sender.send(line).unwrap_or(()));
         });
-        let watch = Self { process, lines };
-        wait_for("cohort watch", PATIENCE, || {
-            Ok(notifications.ready().then_some(()))
-        })?;
-        Ok(watch)
+        wait_until_ready("cohort watch", &notifications)?;
+        Ok(Self { process, lines })
     }
 
     /// Process id of the observer.
     pub fn pid(&self) -> u32 {
-        self.process.id()
+        self.process.0.id()
     }
 
     /// Waits for the end of the next window; what was seen in it.
@@ -372,14 +384,6 @@ impl Watch {
         };
         serde_json::from_str(&line)
             .with_context(|| format!("cohort watch prints what this test does not know: {line}"))
-    }
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        // It may have ended after its last window.
-        let _ = self.process.kill();
-        let _ = self.process.wait();
     }
 }
 

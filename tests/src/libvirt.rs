@@ -2,7 +2,7 @@
 //! A VM as libvirt makes it: with a name and an id of its own, and a cgroup per vCPU below the VM's.
 
 use std::fs;
-use std::process::{Child, Command};
+use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -13,7 +13,9 @@ use cohort_lab::inside::process::start;
 use tempfile::TempDir;
 
 use crate::Test;
-use crate::host::{Guest, PATIENCE, assert_ratio, lab, start_cohort, stop_cohort, vm_stats, watch};
+use crate::host::{
+    Guest, PATIENCE, Service, assert_ratio, lab, start_cohort, stop_cohort, vm_stats, watch,
+};
 
 pub const TESTS: &[Test] = &[(
     "a_domain_of_libvirt_has_its_name_and_is_one_vm",
@@ -29,7 +31,7 @@ const START_TIMEOUT: Duration = Duration::from_secs(180);
 
 /// libvirt's daemon for QEMU, and a domain of it. Both end with this.
 struct Domain {
-    daemon: Child,
+    _daemon: Service,
     folder: TempDir,
 }
 
@@ -43,9 +45,9 @@ impl Domain {
         append("/etc/group", "libvirt-qemu:x:64055:\n")?;
         fs::create_dir_all("/etc/libvirt")?;
         fs::write("/etc/libvirt/qemu.conf", CONFIGURATION)?;
-        let daemon = start(Command::new("libvirtd"), &[], None)?;
+        let daemon = Service(start(Command::new("libvirtd"), &[], None)?);
         let domain = Self {
-            daemon,
+            _daemon: daemon,
             folder: tempfile::tempdir()?,
         };
         wait_for("libvirt", PATIENCE, || {
@@ -80,10 +82,8 @@ impl Domain {
 
 impl Drop for Domain {
     fn drop(&mut self) {
-        // What has ended already is as good.
+        // What has ended already is as good. The daemon goes after it.
         let _ = virsh(&["destroy", NAME]);
-        let _ = self.daemon.kill();
-        let _ = self.daemon.wait();
     }
 }
 

@@ -22,7 +22,7 @@ use nix::unistd::Pid;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, PATIENCE, Setting, Subject, Watch, best_of_three, busy, lab, refused,
+    Guest, HostLoad, PATIENCE, Setting, Subject, Watch, best_of_three, busy, lab, locked, refused,
     refused_without_root, schedstat_ns, start_cohort, stop_cohort, vcpus_of, watch,
 };
 
@@ -232,10 +232,8 @@ impl Drop for Trigger {
 /// is traced lies within.
 fn tracepoints() -> Result<()> {
     let cpus = lab()?.guest_cpus;
-    let locked = "loop: lock; compute 50us; unlock; compute 20us";
-    let locked = Spec::new("locked").vcpu(locked).vcpu(locked);
     let guests = [
-        Guest::start(&locked.pause_window("20us".parse()?))?,
+        Guest::start(&locked("locked", 2)?)?,
         Guest::start(&busy("busy", 2))?,
     ];
     let load = HostLoad::start("load", &[0], &cpus)?;
@@ -376,7 +374,7 @@ fn ipi_to_run() -> Result<()> {
 
     let beside = Guest::start_on(&busy("beside", 1), &cpus[1..])?;
     beside.cgroup().set_weight(400)?;
-    // It stands still between the stamp and the IPI, or before the handler.
+    // An emulated CPU may stand still between the stamp and the IPI, or before the handler.
     best_of_three(|| {
         let watch = Watch::begin(1, 2 * WINDOW_S)?;
         let (ticks, count, ticks_per_ms) = send(6)?;
@@ -440,10 +438,8 @@ fn entitlements() -> Result<()> {
 fn costs() -> Result<()> {
     const MOST_PCT: f64 = 5.0;
     let _counted = Setting::set("/proc/sys/kernel/bpf_stats_enabled", "1")?;
-    let locked = "loop: lock; compute 50us; unlock; compute 20us";
-    let locked = Spec::new("locked").vcpu(locked).vcpu(locked);
     let _guests = [
-        Guest::start(&locked.pause_window("20us".parse()?))?,
+        Guest::start(&locked("locked", 2)?)?,
         Guest::start(
             &Spec::new("sleepy")
                 .vcpu("loop: compute 20us; ipi 1 0x41; wait-answer; sleep 200us")

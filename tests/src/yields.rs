@@ -12,11 +12,11 @@ use anyhow::{Context, Result, ensure};
 use cohort::compare::scheduler::Scheduler;
 use cohort::metrics::MechanismStats;
 use cohort_lab::inside::windows::LOGS;
-use cohort_micro::{Quantity, Spec};
+use cohort_micro::Spec;
 
 use crate::Test;
 use crate::host::{
-    Guest, assert_ratio, busy, cohort_json, cohort_stats, lab, shares, start_cohort,
+    Guest, assert_ratio, busy, cohort_json, cohort_stats, lab, locked, shares, start_cohort,
     start_cohort_with, stop_cohort, vm_stats, vm_stats_with, watch,
 };
 
@@ -65,11 +65,7 @@ const SERVED: f64 = 0.95;
 
 /// Three vCPUs that fight for one lock: with two CPUs, one of them often waits while its ticket is up.
 fn spinner(name: &str) -> Result<Spec> {
-    let window: Quantity = "20us".parse()?;
-    let program = "loop: lock; compute 50us; unlock; compute 20us";
-    Ok((0..3)
-        .fold(Spec::new(name), |spec, _| spec.vcpu(program))
-        .pause_window(window))
+    locked(name, 3)
 }
 
 fn offered_sibling_runs_next() -> Result<()> {
