@@ -311,14 +311,11 @@ static void charge(struct task_struct *p, struct task_ctx *tc,
  */
 static u64 group_vtime(struct group *g, u64 now)
 {
-	u32 running = g->nr_running;
-	u64 uncharged_ns = running * now - g->charged_sum_ns;
+	u64 uncharged_ns =
+		fair_uncharged(g->nr_running, g->charged_sum_ns, now, slice_ns);
 
-	if (!running)
+	if (!uncharged_ns)
 		return g->vtime;
-	/* One that starts or stops right now may be in one of the two only. */
-	if (uncharged_ns > running * slice_ns)
-		uncharged_ns = running * slice_ns;
 	return g->vtime + fair_charge(uncharged_ns, group_share(g, now));
 }
 

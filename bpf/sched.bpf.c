@@ -43,7 +43,7 @@ UEI_DEFINE(uei);
 enum {
 	DISPATCH_TRIES = 4, /* fronts that a dispatch loses to other CPUs */
 	MOVE_TRIES = 4, /* tasks of a front that it may not take */
-	TURNS_FRESH_NS = 1000000000, /* turns follow the tick each second */
+	TURNS_FRESH_NS = 1000000000, /* turns follow ticks each second */
 	STEAL_EACH = 16, /* dispatches between looks at another domain */
 };
 
@@ -876,6 +876,21 @@ static void give_grace(struct task_struct *p, struct cpu_state *c, u64 now)
 	count_effect(MECH_GRACE);
 }
 
+/* A tick came: turns follow the ticks. */
+static void follow_ticks(u64 now)
+{
+	s64 lateness = tick_lateness(now, turns_ns, slice_ns);
+	s64 least = least_lateness(turns_late_ns, lateness, slice_ns);
+
+	if (least != turns_late_ns)
+		turns_late_ns = least;
+	if (now - turns_set_ns <= TURNS_FRESH_NS)
+		return;
+	turns_set_ns = now;
+	turns_ns = turn_base(turns_ns, least, lateness, slice_ns);
+	turns_late_ns = slice_ns;
+}
+
 void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 {
 	struct task_ctx *tc = lookup_task_may_fail(p);
@@ -885,10 +900,7 @@ void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 
 	if (!tc || !c || !tc->run_at_ns)
 		return;
-	if (now - turns_set_ns > TURNS_FRESH_NS) {
-		turns_set_ns = now;
-		turns_ns = turn_base(now, turns_ns, slice_ns);
-	}
+	follow_ticks(now);
 	charge(p, tc, c, now);
 	if (throttled_by(tc->group))
 		scx_bpf_task_set_slice(p, 0);
@@ -1078,6 +1090,7 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_init)
 	u32 i, id;
 	s32 err;
 
+	turns_late_ns = slice_ns;
 	bpf_for(i, 1, MAX_GROUPS) {
 		id = i;
 		bpf_map_push_elem(&free_groups, &id, 0);

@@ -33,9 +33,11 @@ struct host_stats host_stats;
 volatile u32 mechanisms = (1U << NR_MECH) - 1;
 
 /* Turns begin at this time and each slice after it; written by a tick, once a
- * second, as the clock of ticks may drift against this one. */
+ * second, as is when that was. */
 u64 turns_ns;
 u64 turns_set_ns;
+/* How late ticks have come since, at least; the slice: none was near. */
+s64 turns_late_ns;
 
 /* A queue's place among the queues of its lane, or among a cap's parked ones. */
 struct queue_node {

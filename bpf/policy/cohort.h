@@ -21,6 +21,7 @@
 #include "fair.h"
 
 enum cohort_consts {
+	TICK_PARTS = 8, /* of a slice: a turn ends so long before a tick */
 	TURN_PARTS = 16, /* of a turn: less than one is not worth a switch */
 	SYNC_ONE = 1024, /* of scores */
 	SYNC_ON = 200, /* signs per second of CPU time that make a cohort */
@@ -51,15 +52,39 @@ static inline u64 turn_number(u64 now, u64 base, u64 slice_ns)
 }
 
 /*
- * Where turns have to end so that a tick, which comes at @tick and ends a slice
- * only if that is over, ends all of them on all CPUs: @base, moved by as little
- * as possible so that turns keep their numbers. 0 is a @base to begin with.
+ * How much later (ns; before: negative) @tick comes than the ticks for which the
+ * turns from @base on are made: a tick ends a slice only if that is over, so
+ * turns end shortly before ticks do come, at once on all CPUs.
  */
-static inline u64 turn_base(u64 tick, u64 base, u64 slice_ns)
+static inline s64 tick_lateness(u64 tick, u64 base, u64 slice_ns)
 {
-	u64 ahead_ns = (tick - slice_ns / 8 - base) % slice_ns;
+	u64 ahead_ns = (tick - slice_ns / TICK_PARTS - base) % slice_ns;
 
-	return base + ahead_ns - (ahead_ns > slice_ns / 2 ? slice_ns : 0);
+	return ahead_ns > slice_ns / 2 ? (s64)(ahead_ns - slice_ns)
+				       : (s64)ahead_ns;
+}
+
+/*
+ * The least of @least and the @lateness of one more tick, of those that are not
+ * far off (SLICE: none was near). Interrupts can be late, not early: one late
+ * tick must not move all turns, or those that are in time find them not over.
+ */
+static inline s64 least_lateness(s64 least, s64 lateness, s64 slice_ns)
+{
+	bool near = lateness <= slice_ns / TICK_PARTS &&
+		    lateness >= -slice_ns / TICK_PARTS;
+
+	return near && lateness < least ? lateness : least;
+}
+
+/*
+ * Where turns are to begin after a time in which @least was the least lateness,
+ * the last one being @lateness: @base, moved so that turns keep their numbers.
+ * The clock of ticks may drift against this one.
+ */
+static inline u64 turn_base(u64 base, s64 least, s64 lateness, s64 slice_ns)
+{
+	return base + (least < slice_ns ? least : lateness);
 }
 
 /*

@@ -82,6 +82,24 @@ static inline u64 fair_task_charge(u64 used_ns, u64 weight)
 }
 
 /*
+ * What the @nr_running tasks of a group have used by @now (ns) since each was
+ * charged last, at times that add up to @charged_sum. Another CPU may have
+ * charged one after this one read its clock, and one that starts or stops right
+ * now may be in only one of the two: none has used less than nothing, or more
+ * than a slice.
+ */
+static inline u64 fair_uncharged(u32 nr_running, u64 charged_sum, u64 now,
+				 u64 slice_ns)
+{
+	s64 uncharged_ns = nr_running * now - charged_sum;
+	s64 most_ns = nr_running * slice_ns;
+
+	if (uncharged_ns < 0)
+		return 0;
+	return uncharged_ns < most_ns ? uncharged_ns : most_ns;
+}
+
+/*
  * Where @vtime stands when its group begins to wait on a CPU whose present is
  * @now (the virtual time of the group that a contest there last favoured):
  * sleep, or running where nobody else wanted to, earns no more than @credit.

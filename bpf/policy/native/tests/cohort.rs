@@ -6,11 +6,25 @@ use proptest::prelude::*;
 
 const MS: u64 = 1_000_000;
 
+/// Where turns begin after a time with these ticks.
+fn after_ticks(base: u64, ticks: &[u64], slice: u64) -> u64 {
+    let lateness = |tick: u64| unsafe { tick_lateness(tick, base, slice) };
+    let least = ticks.iter().fold(slice as i64, |least, tick| unsafe {
+        least_lateness(least, lateness(*tick), slice as i64)
+    });
+    let last = lateness(*ticks.last().expect("a tick"));
+    unsafe { turn_base(base, least, last, slice as i64) }
+}
+
+fn base_for(tick: u64, slice: u64) -> u64 {
+    after_ticks(0, &[tick], slice)
+}
+
 #[test]
 fn a_turn_ends_shortly_before_the_tick_that_notices() {
     let slice = 4 * MS;
     let tick = 1_000 * MS;
-    let base = unsafe { turn_base(tick, 0, slice) };
+    let base = base_for(tick, slice);
     // Started right after a tick: the next tick finds the turn over.
     let left = unsafe { turn_left(tick + MS / 100, base, slice) };
     assert!(tick + MS / 100 + left < tick + slice);
@@ -60,13 +74,26 @@ proptest! {
     /// Ticks that drift against the clock move the ends of turns and leave their numbers.
     #[test]
     fn a_new_base_leaves_the_turns_their_numbers(first in 1u64 << 30..1 << 50, turns in 0u64..1000, drift in -10_000i64..10_000, slice in MS..100 * MS) {
-        let base = unsafe { turn_base(first, 0, slice) };
+        let base = base_for(first, slice);
         let tick = (first + turns * slice).wrapping_add_signed(drift);
-        let moved = unsafe { turn_base(tick, base, slice) };
+        let moved = after_ticks(base, &[tick], slice);
         prop_assert_eq!(moved.wrapping_sub(base) as i64, drift);
         prop_assert_eq!(unsafe { turn_number(tick, base, slice) }, unsafe { turn_number(tick, moved, slice) });
         // The turn is over when the tick comes.
         prop_assert_eq!(unsafe { turn_left(tick, moved, slice) }, slice - slice / 8);
+    }
+
+    /// Ticks may be late: turns are soon made for those in time, by whichever tick they were made before.
+    #[test]
+    fn late_ticks_do_not_move_the_turns(
+        start in 1u64 << 30..1 << 50, first_late in 0..2 * MS, late in prop::collection::vec(0..MS / 2, 1..300), in_time in any::<prop::sample::Index>(),
+    ) {
+        let slice = 4 * MS;
+        let mut ticks: Vec<_> = (1..).zip(&late).map(|(i, late)| start + i * slice + late).collect();
+        let index = in_time.index(ticks.len());
+        ticks[index] -= late[index];
+        let base = (0..4).fold(base_for(start + first_late, slice), |base, _| after_ticks(base, &ticks, slice));
+        prop_assert_eq!(unsafe { tick_lateness(ticks[index], base, slice) }, 0);
     }
 
     /// A VM that gives signs at an even rate has that rate for its score before long, rising or falling.

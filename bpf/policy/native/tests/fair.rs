@@ -116,6 +116,15 @@ fn serve(weights: &[u64], slices: usize) -> Vec<u64> {
 }
 
 proptest! {
+    /// What siblings used since they were charged; a little less, and never a slice for nothing, if another CPU charged one
+    /// after this one had read its clock.
+    #[test]
+    fn what_is_not_charged_yet_is_what_was_used(now in 1u64 << 30..1 << 60, used in prop::collection::vec(-50_000i64..4_000_000, 0..64)) {
+        let charged_sum = used.iter().fold(0u64, |sum, used| sum.wrapping_add(now.wrapping_add_signed(-used)));
+        let uncharged = unsafe { fair_uncharged(used.len() as u32, charged_sum, now, 4 * MS) };
+        prop_assert_eq!(uncharged as i64, used.iter().sum::<i64>().max(0));
+    }
+
     #[test]
     fn an_average_moves_towards_the_sum_and_not_beyond(
         average in 0u64..1 << 34, sum in 0u64..1 << 24, elapsed_ns in 0u64..100 * MS
