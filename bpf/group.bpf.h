@@ -293,11 +293,13 @@ static void charge(struct task_struct *p, struct task_ctx *tc,
 		return;
 	tc->charged_ns += used_ns;
 	tc->vtime += fair_task_charge(used_ns, p->scx.weight);
-	__sync_fetch_and_add(&g->charged_sum_ns, now - tc->charged_at_ns);
-	tc->charged_at_ns = now;
 	cost = fair_charge(used_ns, group_share(g, now));
 	cost = fair_cost(g->vtime, c->present, cost, c->contested);
+	/* Next to each other: CPUs that choose now count it once, or twice. */
 	__sync_fetch_and_add(&g->vtime, cost);
+	__sync_fetch_and_add(&g->running,
+			     fair_runs(now) - fair_runs(tc->charged_at_ns));
+	tc->charged_at_ns = now;
 	__sync_fetch_and_add(&g->info.stats.run_ns, used_ns);
 	if (tc->is_vcpu)
 		__sync_fetch_and_add(&g->info.stats.vcpu_run_ns, used_ns);
@@ -311,8 +313,7 @@ static void charge(struct task_struct *p, struct task_ctx *tc,
  */
 static u64 group_vtime(struct group *g, u64 now)
 {
-	u64 uncharged_ns =
-		fair_uncharged(g->nr_running, g->charged_sum_ns, now, slice_ns);
+	u64 uncharged_ns = fair_uncharged(g->running, now, slice_ns);
 
 	if (!uncharged_ns)
 		return g->vtime;
@@ -360,8 +361,7 @@ static u32 make_group(u32 kind, u32 parent, u32 weight)
 	g->vtime = 0;
 	g->task_vtime_now = 0;
 	g->nr_runnable = 0;
-	g->nr_running = 0;
-	g->charged_sum_ns = 0;
+	g->running = 0;
 	g->sync_score = 0;
 	g->sync_events = 0;
 	g->sync_run_ns = 0;

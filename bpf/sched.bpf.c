@@ -769,7 +769,7 @@ static void account_wait(struct task_struct *p, struct task_ctx *tc,
 	if (c->prev_group != tc->group || c->prev_pid == p->pid)
 		return;
 	lane = lookup_lane(lane_for(p, tc, cpu));
-	if (lane && lane->nr_cpus > g->nr_running) {
+	if (lane && lane->nr_cpus > fair_nr_running(g->running)) {
 		u64 behind_ns = c->prev_run_ns;
 
 		if (behind_ns > waited_ns)
@@ -797,13 +797,12 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 	tc->run_at_ns = now;
 	tc->charged_ns = p->se.sum_exec_runtime;
 	tc->charged_at_ns = now;
-	__sync_fetch_and_add(&g->charged_sum_ns, now);
 	join_window(g, tc, now);
 	c->slice_until_ns = now + p->scx.slice;
 	tc->last_cpu = cpu;
 	if (vtime_before(g->task_vtime_now, tc->vtime))
 		g->task_vtime_now = tc->vtime;
-	__sync_fetch_and_add(&g->nr_running, 1);
+	__sync_fetch_and_add(&g->running, fair_runs(now));
 	c->group = tc->group;
 }
 
@@ -819,10 +818,8 @@ void BPF_STRUCT_OPS(cohort_stopping, struct task_struct *p, bool runnable)
 		return;
 	charge(p, tc, c, now);
 	g = lookup_group(tc->group);
-	if (g) {
-		__sync_fetch_and_sub(&g->charged_sum_ns, tc->charged_at_ns);
-		__sync_fetch_and_sub(&g->nr_running, 1);
-	}
+	if (g)
+		__sync_fetch_and_sub(&g->running, fair_runs(tc->charged_at_ns));
 	c->prev_pid = p->pid;
 	c->prev_group = tc->group;
 	c->prev_run_ns = now - tc->run_at_ns;

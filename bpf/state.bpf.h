@@ -137,8 +137,8 @@ struct group {
 
 	/* Activity, from which shares follow. */
 	u32 nr_runnable; /* own tasks, running ones included; atomic */
-	u32 nr_running; /* own tasks on a CPU; atomic */
-	u64 charged_sum_ns; /* sum of charged_at_ns of those; atomic */
+	u64 running; /* own tasks on a CPU and their charged_at_ns, as
+			fair_runs() adds them; atomic */
 	s64 active_weight; /* active children, and own tasks if any; atomic */
 	u64 average_weight; /* of active_weight, times WEIGHT_SCALE */
 	u64 averaged_at_ns; /* up to when */

@@ -25,6 +25,7 @@ enum fair_consts {
 	WEIGHT_DEFAULT = 100, /* of a cgroup, and of a VM or the tasks in one */
 	WEIGHT_SCALE = 1024, /* of averages of weights */
 	WEIGHT_TIME_NS = 32000000, /* over which they are taken */
+	RUNNING_BITS = 16, /* of a number of running tasks */
 };
 
 /* True if virtual time @a lies before @b; right across a wrap. */
@@ -82,21 +83,36 @@ static inline u64 fair_task_charge(u64 used_ns, u64 weight)
 }
 
 /*
- * What the @nr_running tasks of a group have used by @now (ns) since each was
- * charged last, at times that add up to @charged_sum. Another CPU may have
- * charged one after this one read its clock, and one that starts or stops right
- * now may be in only one of the two: none has used less than nothing, or more
- * than a slice.
+ * The tasks of a group that run, in one word, so that CPUs change and see it
+ * whole: in the lowest RUNNING_BITS how many there are, above them the sum of the
+ * times (ns) at which each was charged last, as far as it fits. This is what one
+ * adds that was charged at @charged_at.
  */
-static inline u64 fair_uncharged(u32 nr_running, u64 charged_sum, u64 now,
-				 u64 slice_ns)
+static inline u64 fair_runs(u64 charged_at)
 {
-	s64 uncharged_ns = nr_running * now - charged_sum;
-	s64 most_ns = nr_running * slice_ns;
+	return charged_at << RUNNING_BITS | 1;
+}
+
+static inline u32 fair_nr_running(u64 running)
+{
+	return running & ((1 << RUNNING_BITS) - 1);
+}
+
+/*
+ * What those tasks have used by @now (ns) since each was charged last. Another CPU
+ * may have charged one after this one read its clock: none has used less than
+ * nothing, or more than a slice.
+ */
+static inline u64 fair_uncharged(u64 running, u64 now, u64 slice_ns)
+{
+	u64 nr = fair_nr_running(running), most_ns = nr * slice_ns;
+	u64 times = running & ~((1ULL << RUNNING_BITS) - 1);
+	s64 uncharged_ns =
+		(s64)((nr * now << RUNNING_BITS) - times) >> RUNNING_BITS;
 
 	if (uncharged_ns < 0)
 		return 0;
-	return uncharged_ns < most_ns ? uncharged_ns : most_ns;
+	return (u64)uncharged_ns < most_ns ? (u64)uncharged_ns : most_ns;
 }
 
 /*

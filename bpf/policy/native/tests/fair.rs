@@ -119,10 +119,28 @@ proptest! {
     /// What siblings used since they were charged; a little less, and never a slice for nothing, if another CPU charged one
     /// after this one had read its clock.
     #[test]
-    fn what_is_not_charged_yet_is_what_was_used(now in 1u64 << 30..1 << 60, used in prop::collection::vec(-50_000i64..4_000_000, 0..64)) {
-        let charged_sum = used.iter().fold(0u64, |sum, used| sum.wrapping_add(now.wrapping_add_signed(-used)));
-        let uncharged = unsafe { fair_uncharged(used.len() as u32, charged_sum, now, 4 * MS) };
+    fn what_is_not_charged_yet_is_what_was_used(now in 1u64 << 30..1 << 63, used in prop::collection::vec(-50_000i64..4_000_000, 0..1024)) {
+        let running = used.iter().fold(0u64, |running, used| running.wrapping_add(unsafe { fair_runs(now.wrapping_add_signed(-used)) }));
+        prop_assert_eq!(unsafe { fair_nr_running(running) }, used.len() as u32);
+        let uncharged = unsafe { fair_uncharged(running, now, 4 * MS) };
         prop_assert_eq!(uncharged as i64, used.iter().sum::<i64>().max(0));
+    }
+
+    /// Tasks that start, are charged and stop leave nothing behind, whatever the order.
+    #[test]
+    fn who_stops_leaves_nothing(times in prop::collection::vec((any::<u64>(), any::<u64>()), 0..100)) {
+        let mut running = 0u64;
+        for (started, _) in &times {
+            running = running.wrapping_add(unsafe { fair_runs(*started) });
+        }
+        for (started, charged) in times.iter().rev() {
+            running = running.wrapping_add(unsafe { fair_runs(*charged).wrapping_sub(fair_runs(*started)) });
+            prop_assert_eq!(unsafe { fair_nr_running(running) }, times.len() as u32);
+        }
+        for (_, charged) in &times {
+            running = running.wrapping_sub(unsafe { fair_runs(*charged) });
+        }
+        prop_assert_eq!(running, 0);
     }
 
     #[test]
