@@ -879,6 +879,7 @@ static void follow_ticks(u64 now)
 	s64 lateness = tick_lateness(now, turns_ns, slice_ns);
 	s64 least = least_lateness(turns_late_ns, lateness, slice_ns);
 
+	/* All CPUs are here at once: they rarely have to write. */
 	if (least != turns_late_ns)
 		turns_late_ns = least;
 	if (now - turns_set_ns <= TURNS_FRESH_NS)

@@ -66,7 +66,7 @@ static inline s64 tick_lateness(u64 tick, u64 base, u64 slice_ns)
 
 /*
  * The least of @least and the @lateness of one more tick, of those that are not
- * far off (SLICE: none was near). Interrupts can be late, not early: one late
+ * far off (@slice_ns: none was near). Interrupts can be late, not early: one late
  * tick must not move all turns, or those that are in time find them not over.
  */
 static inline s64 least_lateness(s64 least, s64 lateness, s64 slice_ns)

@@ -106,9 +106,8 @@ static inline u32 fair_nr_running(u64 running)
 static inline u64 fair_uncharged(u64 running, u64 now, u64 slice_ns)
 {
 	u64 nr = fair_nr_running(running), most_ns = nr * slice_ns;
-	u64 times = running & ~((1ULL << RUNNING_BITS) - 1);
-	s64 uncharged_ns =
-		(s64)((nr * now << RUNNING_BITS) - times) >> RUNNING_BITS;
+	/* Were all charged now, less what they are. */
+	s64 uncharged_ns = (s64)(nr * fair_runs(now) - running) >> RUNNING_BITS;
 
 	if (uncharged_ns < 0)
 		return 0;
