@@ -325,7 +325,8 @@ static u64 group_vtime(struct group *g, u64 now)
  * Tasks that ran at the same time put a group ahead without it having taken
  * more than its share, so what it may owe grows with them.
  */
-static u64 settle_vtime(struct group *g, struct cpu_state *c, u64 now)
+static u64 settle_vtime(struct group *g, struct cpu_state *c, bool woke,
+			u64 now)
 {
 	u64 credit = fair_charge(slice_ns, group_share(g, now));
 	u32 at_once = g->nr_runnable < nr_cpus ? g->nr_runnable : nr_cpus;
@@ -333,7 +334,8 @@ static u64 settle_vtime(struct group *g, struct cpu_state *c, u64 now)
 	u64 vtime = g->vtime, settled;
 
 	if (now - c->present_at_ns < PRESENT_FRESH_NS)
-		settled = fair_settle(vtime, c->present, credit, debt);
+		settled = fair_settle(vtime, c->present, woke ? credit : debt,
+				      debt);
 	else
 		settled = fair_floor(vtime, c->present, credit);
 	/* A charge that comes between is kept, and this waits for next time. */

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Queues and lanes: where a ready task waits, and which queue a CPU serves
- * next. Not here: what a group owes (group.bpf.h), when any of this happens
- * (sched.bpf.c).
+ * Queues and lanes: where a ready task waits. Not here: what a group owes
+ * (group.bpf.h), which queue a CPU serves next (front.bpf.h).
  *
  * A lane is a set of CPUs; all tasks that wait in it may run on each of them,
  * so the first queue of a lane is always servable and nothing is searched. A
@@ -18,10 +17,6 @@
  */
 #ifndef COHORT_QUEUE_BPF_H
 #define COHORT_QUEUE_BPF_H
-
-enum {
-	FRONT_TRIES = 8, /* stale keys mended by one look at a lane */
-};
 
 /* The queue that a CPU would serve next. */
 struct front {

@@ -19,6 +19,7 @@
 #include <scx/common.bpf.h>
 #include <scx/compat.bpf.h>
 #include "intf.h"
+#include "policy/balance.h"
 #include "policy/cohort.h"
 #include "policy/deboost.h"
 #include "policy/fair.h"
@@ -33,6 +34,8 @@
 #include "window.bpf.h"
 #include "vcpu.bpf.h"
 #include "yield.bpf.h"
+#include "front.bpf.h"
+#include "balance.bpf.h"
 #include "react.bpf.h"
 #include "observe.bpf.h"
 
@@ -42,9 +45,7 @@ UEI_DEFINE(uei);
 
 enum {
 	DISPATCH_TRIES = 4, /* fronts that a dispatch loses to other CPUs */
-	MOVE_TRIES = 4, /* tasks of a front that it may not take */
 	TURNS_FRESH_NS = 1000000000, /* turns follow ticks each second */
-	STEAL_EACH = 16, /* dispatches between looks at another domain */
 };
 
 /* ---- predicates ---- */
@@ -52,15 +53,6 @@ enum {
 static bool is_per_cpu_kthread(const struct task_struct *p)
 {
 	return (p->flags & PF_KTHREAD) && p->nr_cpus_allowed == 1;
-}
-
-/* How long a task that starts now may run. */
-static u64 turn_ns(void)
-{
-	if (!is_on(MECH_TURNS))
-		return slice_ns;
-	count_effect(MECH_TURNS);
-	return turn_left(scx_bpf_now(), turns_ns, slice_ns);
 }
 
 static bool runnable_here(const struct task_struct *p)
@@ -204,7 +196,7 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 		scx_bpf_dsq_insert(p, SCX_DSQ_GLOBAL, slice_ns, enq_flags);
 		return;
 	}
-	vtime = settle_vtime(g, c, now);
+	vtime = settle_vtime(g, c, enq_flags & SCX_ENQ_WAKEUP, now);
 	scx_bpf_dsq_insert_vtime(p, queue_id, slice_ns, task_key(tc, g),
 				 enq_flags);
 	tc->queue = queue_id;
@@ -231,181 +223,6 @@ void BPF_STRUCT_OPS(cohort_dequeue, struct task_struct *p, u64 deq_flags)
 
 /* ---- what runs next ---- */
 
-/* Where a queue of lane @lane with key @key belongs now. */
-static u64 queue_place(struct lane *lane, struct queue *q, struct group *g,
-		       u64 key, u64 now)
-{
-	u64 vtime = group_vtime(g, now), credit, latest;
-
-	if (!vtime_before(key, vtime))
-		return key;
-	credit = fair_charge(slice_ns, group_share(g, now));
-	latest = q->served_key + fair_patience(credit, lane->nr_cpus,
-					       q->nr_waiting, g->nr_runnable);
-	if (vtime_before(vtime, latest))
-		return vtime;
-	return vtime_before(key, latest) ? latest : key;
-}
-
-/*
- * The first queue of lane @lane_id that holds a task and whose group is not
- * capped. A key that lies behind its group's virtual time is mended on the way.
- */
-__noinline int lane_front(u32 lane_id, struct front *front)
-{
-	struct lane *lane = lookup_lane(lane_id);
-	u64 now = scx_bpf_now();
-	u32 i;
-
-	if (!front || !lane)
-		return 0;
-	front->queue = 0;
-	bpf_for(i, 0, FRONT_TRIES) {
-		struct queue_node *node;
-		struct bpf_rb_node *rb;
-		struct group *g;
-		struct queue *q;
-		u32 id, capped;
-		u64 key, place;
-
-		if (!lane->nr_listed)
-			break;
-		bpf_spin_lock(&lane->lock);
-		rb = bpf_rbtree_first(&lane->tree);
-		if (!rb) {
-			bpf_spin_unlock(&lane->lock);
-			break;
-		}
-		node = container_of(rb, struct queue_node, rb);
-		id = node->queue;
-		key = node->key;
-		bpf_spin_unlock(&lane->lock);
-
-		q = lookup_queue(id);
-		if (!q)
-			break;
-		g = lookup_group(q->group);
-		if (!g)
-			break;
-		if (q->nr_waiting <= 0) {
-			queue_relist(lane_id, id, g->vtime, true);
-			continue;
-		}
-		capped = throttled_by(q->group);
-		if (capped) {
-			queue_park(lane_id, id, capped);
-			continue;
-		}
-		place = queue_place(lane, q, g, key, now);
-		if (place != key) {
-			queue_relist(lane_id, id, place, false);
-			continue;
-		}
-		front->queue = id;
-		front->group = q->group;
-		front->key = key;
-		break;
-	}
-	return 0;
-}
-
-/* Virtual time, inside the group, of the first task of queue @id; false if an
- * enqueue is still under way. */
-static bool head_vtime(u32 id, u64 *vtime)
-{
-	struct task_struct *head;
-	bool found = false;
-
-	bpf_for_each(scx_dsq, head, id, 0) {
-		*vtime = head->scx.dsq_vtime;
-		found = true;
-		break;
-	}
-	return found;
-}
-
-/* Does @a come before @b? Between lanes of one group its tasks decide: what
- * they may run on must not. */
-static bool front_before(const struct front *a, const struct front *b)
-{
-	u64 head_a, head_b;
-
-	if (!b->queue)
-		return true;
-	if (a->group != b->group)
-		return vtime_before(a->key, b->key);
-	if (!head_vtime(a->queue, &head_a))
-		return false;
-	return !head_vtime(b->queue, &head_b) || vtime_before(head_a, head_b);
-}
-
-/* The @i-th of the lanes that @cpu serves, if queues are listed in it, or -1. */
-static s32 busy_lane(struct cpu_state *c, s32 cpu, u32 i)
-{
-	struct lane *lane;
-	s32 id;
-
-	if (i == 0) {
-		id = cpu;
-	} else if (i == 1) {
-		id = FIRST_DOMAIN_LANE + domain_of(cpu);
-	} else {
-		id = c->lanes[(i - 2) & (LANES_PER_CPU - 1)];
-		if (!id)
-			return -1;
-	}
-	lane = lookup_lane(id);
-	return lane && lane->nr_listed ? id : -1;
-}
-
-/*
- * The queue that @cpu should serve: the earliest of its lanes; or, in turn @turn
- * (0: there are no windows), that of a cohort whose window a lane shows, if one of
- * its vCPUs waits or a task of it (of group @prev_group) ran here.
- */
-__noinline int find_front(s32 cpu, u32 prev_group, u64 turn, struct front *best)
-{
-	struct cpu_state *c = lookup_cpu(cpu);
-	struct front window = {};
-	u32 i;
-
-	if (!best || !c)
-		return 0;
-	__builtin_memset(best, 0, sizeof(*best));
-	bpf_for(i, 0, LANES_SERVED) {
-		struct front front = {};
-		s32 id = busy_lane(c, cpu, i);
-
-		if (id < 0)
-			continue;
-		lane_front(id, &front);
-		if (front.queue && front_before(&front, best))
-			*best = front;
-		if (turn && !window.in_window)
-			lane_window(id, turn, &window);
-	}
-	best->contested = best->queue != 0;
-	if (!window.queue && window.group != prev_group)
-		return 0;
-	if (window.in_window &&
-	    !(best->queue && vtime_before(best->key, window.key))) {
-		window.contested = best->contested || window.queue;
-		*best = window;
-	}
-	return 0;
-}
-
-/* Is a queue listed that @cpu serves? */
-static bool someone_waits(struct cpu_state *c, s32 cpu)
-{
-	u32 i;
-
-	bpf_for(i, 0, LANES_SERVED)
-		if (busy_lane(c, cpu, i) >= 0)
-			return true;
-	return false;
-}
-
 /* Should @prev, whose slice is over, go on in turn @turn rather than @front come? */
 static bool goes_on(struct task_ctx *tc, const struct front *front, u64 turn,
 		    u64 now)
@@ -429,101 +246,6 @@ static bool goes_on(struct task_ctx *tc, const struct front *front, u64 turn,
 	       vtime_before(tc->vtime, head);
 }
 
-/* A sibling in queue @id that may run on @cpu, was preempted in guest kernel mode
- * and so may run before the first one; 0: none. */
-__noinline s32 early_sibling(u32 id, s32 cpu)
-{
-	struct task_struct *p;
-	u64 first_vtime = 0;
-	s32 pid = 0;
-	u32 seen = 0;
-
-	bpf_for_each(scx_dsq, p, id, 0) {
-		bool early = was_in_guest_kernel(vcpu_of(p)) &&
-			     bpf_cpumask_test_cpu(cpu, p->cpus_ptr);
-
-		if (!seen++) {
-			if (early)
-				break; /* nobody is to be overtaken */
-			first_vtime = p->scx.dsq_vtime;
-			continue;
-		}
-		if (seen > MAX_RANKED ||
-		    !returns_early(p->scx.dsq_vtime, first_vtime, slice_ns))
-			break;
-		if (early) {
-			pid = p->pid;
-			break;
-		}
-	}
-	return pid;
-}
-
-/* Move the sibling there that may run before the first one of queue @id. */
-static bool take_early(u32 id, s32 cpu)
-{
-	struct queue *q = lookup_queue(id);
-	s32 pid = q && q->nr_waiting > 1 ? early_sibling(id, cpu) : 0;
-
-	if (!pid || !run_waiting(id, pid, cpu, turn_ns()))
-		return false;
-	count_effect(MECH_GRACE);
-	return true;
-}
-
-/* A task of queue @id that ran on @cpu last and stands hardly behind the first
- * one, which did not; 0: none. A vCPU that moves costs a flush of its TLB. */
-__noinline s32 home_task(u32 id, s32 cpu)
-{
-	struct task_struct *p;
-	u64 first_vtime = 0;
-	u32 seen = 0;
-	s32 pid = 0;
-
-	bpf_for_each(scx_dsq, p, id, 0) {
-		struct task_ctx *tc = lookup_task_may_fail(p);
-		bool home = tc && tc->last_cpu == cpu &&
-			    bpf_cpumask_test_cpu(cpu, p->cpus_ptr);
-
-		if (!seen)
-			first_vtime = p->scx.dsq_vtime;
-		if (home && seen &&
-		    !vtime_before(first_vtime + slice_ns, p->scx.dsq_vtime))
-			pid = p->pid;
-		if (home || ++seen >= MOVE_TRIES)
-			break;
-	}
-	return pid;
-}
-
-/* Move a task of queue @id that may run on @cpu there: the first one, if no other
- * is at home there. */
-__noinline int take_from(u32 id, s32 cpu)
-{
-	struct task_struct *p;
-	bool moved = false;
-	struct queue *q;
-	u32 tries = 0;
-	s32 pid;
-
-	if (is_on(MECH_GRACE) && take_early(id, cpu))
-		return true;
-	q = lookup_queue(id);
-	pid = q && q->nr_waiting > 1 ? home_task(id, cpu) : 0;
-	if (pid && run_waiting(id, pid, cpu, turn_ns()))
-		return true;
-	bpf_for_each(scx_dsq, p, id, 0) {
-		if (bpf_cpumask_test_cpu(cpu, p->cpus_ptr)) {
-			moved = move_here(BPF_FOR_EACH_ITER, p, turn_ns());
-			if (moved)
-				break;
-		}
-		if (++tries >= MOVE_TRIES)
-			break;
-	}
-	return moved;
-}
-
 /* @p, which runs on @c, gets another slice. */
 static void extend(struct cpu_state *c, struct task_struct *p,
 		   struct task_ctx *tc, u64 now)
@@ -538,9 +260,11 @@ static void extend(struct cpu_state *c, struct task_struct *p,
 	c->slice_until_ns = now + slice;
 }
 
-/* The contest on @c, if there was one, went to group @id, which @key (of a
- * queue, its own or the loser's) may have put before its time. */
-static void favour(struct cpu_state *c, u32 id, u64 key, u64 now)
+/* The contest on @c, if there was one, went to group @id, which the key of @front
+ * (its own queue's, or the loser's if that waits here) may have put before its
+ * time. */
+static void favour(struct cpu_state *c, u32 id, const struct front *front,
+		   u64 now)
 {
 	struct group *g;
 	u64 vtime;
@@ -550,7 +274,10 @@ static void favour(struct cpu_state *c, u32 id, u64 key, u64 now)
 	g = lookup_group(id);
 	if (!g)
 		return;
-	vtime = vtime_before(key, g->vtime) ? key : g->vtime;
+	vtime = g->vtime;
+	if ((front->queue || front->in_window) &&
+	    vtime_before(front->key, vtime))
+		vtime = front->key;
 	/* A woken task has credit: served, it does not turn the clock back. */
 	if (now - c->present_at_ns > PRESENT_FRESH_NS ||
 	    vtime_before(c->present, vtime))
@@ -570,22 +297,6 @@ static void look_again(struct cpu_state *c, s32 cpu)
 		scx_bpf_kick_cpu(cpu, 0);
 }
 
-/* Serve another domain: it may have no CPU left, or more work than its own. */
-static bool steal(struct cpu_state *c, s32 cpu)
-{
-	u32 own = domain_of(cpu), other;
-	struct front front = {};
-
-	if (nr_domains < 2)
-		return false;
-	other = (own + 1 + c->nr_dispatches % (nr_domains - 1)) % nr_domains;
-	lane_front(FIRST_DOMAIN_LANE + other, &front);
-	if (!front.queue || !take_from(front.queue, cpu))
-		return false;
-	count(&host_stats.stolen);
-	return true;
-}
-
 void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 {
 	struct task_ctx *tc = NULL;
@@ -597,7 +308,6 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 
 	if (!c)
 		return;
-	c->nr_dispatches++;
 	if (prev && runnable_here(prev)) {
 		tc = lookup_task_may_fail(prev);
 		if (tc)
@@ -608,19 +318,19 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 	if (tc && owes_yield(c, tc->group, now) && c->yield_slice_ns &&
 	    serve_yield(c, cpu, c->yield_slice_ns))
 		return;
-	if (c->nr_dispatches % STEAL_EACH == 0 && steal(c, cpu))
+	if (balance(c, cpu, tc ? lookup_group(tc->group) : NULL, now))
 		return;
 
 	bpf_for(i, 0, DISPATCH_TRIES) {
 		find_front(cpu, tc ? tc->group : 0, turn, &front);
 		q = lookup_queue(front.queue);
-		c->contested = front.contested;
+		c->contested = front.contested || wanted_afar(c, now);
 		if (tc && goes_on(tc, &front, turn, now)) {
 			if (turn && front.contested && !front.in_window &&
 			    !open_window(tc->group, tc->queue_cached, front.key,
 					 turn))
 				continue;
-			favour(c, tc->group, front.key, now);
+			favour(c, tc->group, &front, now);
 			if (owes_yield(c, tc->group, now) &&
 			    serve_yield(c, cpu, turn_ns()))
 				return;
@@ -632,7 +342,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		if (turn && !front.in_window &&
 		    !open_window(front.group, front.queue, front.key, turn))
 			continue;
-		favour(c, front.group, front.key, now);
+		favour(c, front.group, &front, now);
 		q->served_key = front.key;
 		if (owes_yield(c, front.group, now) &&
 		    serve_yield(c, cpu, turn_ns()))

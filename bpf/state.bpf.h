@@ -96,7 +96,9 @@ struct cpu_state {
 	u32 contested; /* a task waited for it at the last dispatch */
 	u64 present; /* virtual time of the group the last contest favoured */
 	u64 present_at_ns; /* when that was */
-	u64 nr_dispatches;
+	u32 far_domain; /* the other domain that it looked at last */
+	u64 balanced_ns; /* when that was, to balance */
+	u64 wanted_afar_ns; /* when it last saw a task there that may run here */
 	s32 prev_pid; /* the task that ran last */
 	u32 prev_group; /* and its group */
 	u64 prev_run_ns; /* how long it ran */

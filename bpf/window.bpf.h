@@ -26,6 +26,14 @@ static u64 turn_for_windows(u64 now)
 	return turn_number(now, turns_ns, slice_ns);
 }
 
+/* How long a task that starts now may run. */
+static u64 turn_ns(void)
+{
+	if (!is_on(MECH_TURNS))
+		return slice_ns;
+	count_effect(MECH_TURNS);
+	return turn_left(scx_bpf_now(), turns_ns, slice_ns);
+}
 /* @g, a VM, used CPU time: do its vCPUs wait for each other? */
 static void update_score(struct group *g)
 {

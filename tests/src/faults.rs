@@ -18,7 +18,9 @@ use cohort_micro::Spec;
 use nix::sys::signal::Signal;
 
 use crate::Test;
-use crate::host::{Guest, HostLoad, PATIENCE, busy, cohort_stats, lab, start_cohort, stop_cohort};
+use crate::host::{
+    Guest, HostLoad, PATIENCE, Service, Setting, busy, cohort_stats, lab, start_cohort, stop_cohort,
+};
 
 pub const TESTS: &[Test] = &[
     (
@@ -43,6 +45,10 @@ pub const TESTS: &[Test] = &[
     (
         "the_kernel_removing_it_is_told_by_its_exit_code",
         removed_by_sysrq,
+    ),
+    (
+        "the_watchdog_removing_it_is_told_by_its_exit_code",
+        removed_by_watchdog,
     ),
 ];
 
@@ -243,15 +249,42 @@ fn killed() -> Result<()> {
 
 /// SysRq-S is the operator's emergency exit from any sched_ext scheduler.
 fn removed_by_sysrq() -> Result<()> {
+    removed(Exit::RemovedByOthers, || {
+        fs::write("/proc/sysrq-trigger", "S").context("SysRq cannot be used")
+    })
+}
+
+/// A real-time task has a CPU for itself, so that whoever is bound to that waits for longer than the watchdog allows.
+fn removed_by_watchdog() -> Result<()> {
+    let cpu = lab()?.guest_cpus[0];
+    // The kernel would let tasks of sched_ext have a twentieth of the CPU all the same.
+    let server = format!("/sys/kernel/debug/sched/ext_server/cpu{cpu}/runtime");
+    let _server = Setting::set(&server, "0")?;
+    let mut hog = None;
+    removed(Exit::Watchdog, || {
+        let mut command = Command::new("chrt");
+        command.args(["-f", "50", "sh", "-c", "while :; do :; done"]);
+        hog = Some(Service(start(command, &[cpu], None)?));
+        let _stalled = HostLoad::start("stalled", &[0], &[cpu])?;
+        wait_for("the watchdog", PATIENCE, || {
+            Ok((scheduler::state()? == "disabled").then_some(()))
+        })
+    })
+}
+
+/// When somebody else has taken Cohort out, as `by` does, it ends with this code, and guests run on.
+fn removed(exit: Exit, by: impl FnOnce() -> Result<()>) -> Result<()> {
     let guest = Guest::busy("survivor", 2)?;
-    let mut process = start(cohort_command(), &[], None)?;
+    let mut process = Service(start(cohort_command(), &[], None)?);
     wait_for("cohort taking over", PATIENCE, || {
         Ok((scheduler::state()? == "enabled").then_some(()))
     })?;
-    fs::write("/proc/sysrq-trigger", "S").context("SysRq cannot be used")?;
-    let status = wait_for("the end of cohort", PATIENCE, || Ok(process.try_wait()?))?;
+    by()?;
+    let status = wait_for("the end of cohort", PATIENCE, || {
+        Ok(process.0.try_wait()?)
+    })?;
     ensure!(
-        status.code() == Some(Exit::RemovedByOthers.code().into()),
+        status.code() == Some(exit.code().into()),
         "it ended with {status}"
     );
     ensure!(

@@ -194,23 +194,26 @@ impl Subject for HostLoad {
 
 /// A file of the kernel that has another content until this is dropped.
 pub struct Setting {
-    path: &'static str,
+    path: String,
     before: String,
 }
 
 impl Setting {
     /// Writes `content` there.
-    pub fn set(path: &'static str, content: &str) -> Result<Self> {
+    pub fn set(path: &str, content: &str) -> Result<Self> {
         let before = fs::read_to_string(path).with_context(|| format!("{path} cannot be read"))?;
         fs::write(path, content).with_context(|| format!("{path} cannot be written"))?;
-        Ok(Self { path, before })
+        Ok(Self {
+            path: path.to_owned(),
+            before,
+        })
     }
 }
 
 impl Drop for Setting {
     fn drop(&mut self) {
         // The lab ends anyway.
-        let _ = fs::write(self.path, &self.before);
+        let _ = fs::write(&self.path, &self.before);
     }
 }
 

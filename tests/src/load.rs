@@ -2,11 +2,12 @@
 //! Loading, on each kernel: the verifier accepts every program, a VM is recognised, and all is left as it was.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use cohort::compare::scheduler;
 use cohort::exit::Exit;
 use cohort::wait::wait_for;
@@ -15,8 +16,8 @@ use serde_json::Value;
 
 use crate::Test;
 use crate::host::{
-    Guest, PATIENCE, Setting, Subject, busy, cohort_stats, lab, refused, refused_without_root,
-    start_cohort, stop_cohort, vcpus_of, vm_stats, watch,
+    Guest, PATIENCE, Setting, Subject, busy, cohort_stats, lab, locked, refused,
+    refused_without_root, start_cohort, stop_cohort, vcpus_of, vm_stats, watch,
 };
 
 pub const TESTS: &[Test] = &[
@@ -28,6 +29,10 @@ pub const TESTS: &[Test] = &[
     (
         "a_vm_started_after_it_is_recognised_and_forgotten",
         newer_vm,
+    ),
+    (
+        "kvm_loaded_after_it_is_noticed_and_seen_into",
+        kvm_comes_later,
     ),
     ("a_vm_of_256_vcpus_most_of_them_idle_runs", wide_vm),
     ("the_observer_sees_a_vm_under_any_scheduler", watched),
@@ -79,6 +84,35 @@ fn newer_vm() -> Result<()> {
         vm_stats(pid).is_err(),
         "the VM is gone, but not its statistics"
     );
+    stop_cohort(cohort)
+}
+
+fn modprobe(arguments: &[&str]) -> Result<()> {
+    let status = Command::new("modprobe").args(arguments).status()?;
+    ensure!(status.success(), "modprobe {arguments:?}: {status}");
+    Ok(())
+}
+
+/// Without KVM there is nothing to look into; when it comes, Cohort is loaded anew, and sees spin exits too.
+fn kvm_comes_later() -> Result<()> {
+    let of_vendor = ["kvm_amd", "kvm_intel"]
+        .into_iter()
+        .find(|module| Path::new("/sys/module").join(module).exists())
+        .context("KVM is not loaded")?;
+    modprobe(&["--remove", of_vendor, "kvm"])?;
+    let cohort = start_cohort()?;
+    modprobe(&[of_vendor])?;
+    wait_for("cohort noticing KVM", PATIENCE, || {
+        Ok(cohort.output().contains("loaded anew").then_some(()))
+    })?;
+    let guest = Guest::start(&locked("later", 3)?)?;
+    let pid = guest.micro.pid() as u32;
+    wait_for("spin exits of a VM", PATIENCE, || {
+        // Until it is loaded again nothing is known of the VM.
+        let vm = vm_stats(pid).ok();
+        Ok(vm.filter(|vm| vm.vcpus == 3 && vm.spin_exits > 0))
+    })?;
+    drop(guest);
     stop_cohort(cohort)
 }
 

@@ -34,6 +34,8 @@ enum Suite {
     Load,
     /// Who gets how much CPU time; wants a dilated lab
     Shares,
+    /// The same on a host with two last-level caches: `lab boot --cpus 4 --sockets 2`
+    Domains,
     /// Directed yields reach their target; wants a dilated lab
     Yields,
     /// VMs whose vCPUs wait for each other run together; wants a dilated lab
@@ -62,6 +64,7 @@ fn main() {
     let tests = match cli.suite {
         Suite::Load => load::TESTS,
         Suite::Shares => shares::TESTS,
+        Suite::Domains => shares::ACROSS_DOMAINS,
         Suite::Yields => yields::TESTS,
         Suite::Cohorts => cohorts::TESTS,
         Suite::Observe => observe::TESTS,

@@ -1,23 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Who gets how much CPU time. All subjects are confined to the lab's two CPUs for guests; windows are 3 s long.
+//! Who gets how much CPU time. All subjects are confined to the lab's CPUs for guests; windows are 3 s long.
 
 use std::fs;
 use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use cohort::host::paths::Host;
+use cohort::host::topology::Domains;
 use cohort_lab::inside::cgroup::{Cgroup, CpuMax};
 use cohort_micro::Spec;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, Subject, assert_ratio, busy, lab, shares, start_cohort, stop_cohort,
+    Guest, HostLoad, Subject, assert_ratio, busy, cohort_stats, lab, shares, start_cohort,
+    stop_cohort,
 };
 
 pub const TESTS: &[Test] = &[
-    ("two_busy_vms_get_equal_shares", || equal_vms(2)),
-    ("three_busy_vms_get_equal_shares", || equal_vms(3)),
-    ("four_busy_vms_get_equal_shares", || equal_vms(4)),
+    ("two_busy_vms_get_equal_shares", || equal_vms(2, 2)),
+    ("three_busy_vms_get_equal_shares", || equal_vms(3, 2)),
+    ("four_busy_vms_get_equal_shares", || equal_vms(4, 2)),
     ("weights_of_100_200_and_400_give_1_to_2_to_4", weighted_vms),
     ("weights_compound_along_the_hierarchy", nested_weights),
     (
@@ -47,13 +50,44 @@ pub const TESTS: &[Test] = &[
     ),
 ];
 
+/// On a host with two last-level caches, of which guests have one CPU of the first and two of the second: `--cpus 4
+/// --sockets 2`. Tasks wait in one or the other domain, and must move for their VMs to have what they are entitled to.
+pub const ACROSS_DOMAINS: &[Test] = &[
+    ("two_vms_that_fit_no_domain_share_equally", || {
+        across_domains(|| equal_vms(2, 2))
+    }),
+    ("five_vms_of_one_vcpu_share_three_cpus_equally", || {
+        across_domains(|| equal_vms(5, 1))
+    }),
+    ("weights_hold_across_domains", || {
+        across_domains(weighted_vms)
+    }),
+    ("weights_compound_across_domains", || {
+        across_domains(nested_weights)
+    }),
+];
+
 const WINDOW: Duration = Duration::from_secs(3);
 
 fn measured(subjects: &[&dyn Subject]) -> Result<(Vec<f64>, f64)> {
     let cohort = start_cohort()?;
     let result = shares(subjects, WINDOW)?;
+    let stolen = cohort_stats()?.stolen;
+    if stolen > 0 {
+        println!("    {stolen} tasks moved to another domain");
+    }
     stop_cohort(cohort)?;
     Ok(result)
+}
+
+fn across_domains(test: impl Fn() -> Result<()>) -> Result<()> {
+    let domains = Domains::read(&Host::live().sys)?;
+    ensure!(
+        domains.count == 2,
+        "this host has {} domains, not two: boot the lab with --cpus 4 --sockets 2",
+        domains.count
+    );
+    test()
 }
 
 /// The lab's CPUs for guests must be used to the full, or shares mean nothing.
@@ -70,9 +104,9 @@ fn as_subjects(guests: &[Guest]) -> Vec<&dyn Subject> {
     guests.iter().map(|guest| guest as &dyn Subject).collect()
 }
 
-fn equal_vms(count: usize) -> Result<()> {
+fn equal_vms(count: usize, vcpus: usize) -> Result<()> {
     let guests = (0..count)
-        .map(|i| Guest::busy(&format!("equal{i}"), 2))
+        .map(|i| Guest::busy(&format!("equal{i}"), vcpus))
         .collect::<Result<Vec<_>>>()?;
     let (shares, cpus) = measured(&as_subjects(&guests))?;
     assert_used(cpus)?;

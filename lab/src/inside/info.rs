@@ -22,7 +22,7 @@ pub struct LabInfo {
     pub qemu: String,
     /// Number of CPUs of L1.
     pub cpus: u32,
-    /// Sockets, dies, cores and threads of L1.
+    /// Sockets, cores and threads of L1.
     pub topology: String,
     /// CPUs on which no guest may run: under TCG always CPU 0, because QEMU's emulation of a guest there races.
     pub housekeeping_cpus: Vec<u32>,

@@ -68,13 +68,10 @@ pub struct Options {
     /// Memory of L1 in MiB
     #[arg(long, default_value_t = 4096)]
     memory_mib: u32,
-    /// Sockets of L1
+    /// Sockets of L1, each with its own last-level cache
     #[arg(long)]
     sockets: Option<u32>,
-    /// Dies per socket, each with its own last-level cache
-    #[arg(long)]
-    dies: Option<u32>,
-    /// Cores per die
+    /// Cores per socket
     #[arg(long)]
     cores: Option<u32>,
     /// Threads per core
@@ -135,12 +132,7 @@ pub fn boot(options: &Options) -> Result<u8> {
     } else {
         2
     };
-    let levels = [
-        options.sockets,
-        options.dies,
-        options.cores,
-        options.threads,
-    ];
+    let levels = [options.sockets, options.cores, options.threads];
     let topology = Topology::new(options.cpus, default_cpus, levels)?;
     let cache = Cache::open()?;
     let kernels = Kernels::load(&cache, false)?;

@@ -72,11 +72,9 @@ fn has_word(line: &str, word: &str) -> bool {
 /// How L1's CPUs are arranged; each level counts what is in one of the level above.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Topology {
-    /// Sockets of the machine.
+    /// Sockets of the machine; the CPUs of a socket share the last-level cache.
     pub sockets: u32,
-    /// Dies of a socket; the CPUs of a die share the last-level cache.
-    pub dies: u32,
-    /// Cores of a die.
+    /// Cores of a socket.
     pub cores: u32,
     /// Threads of a core.
     pub threads: u32,
@@ -87,14 +85,10 @@ impl Topology {
     pub fn new(
         cpus: Option<u32>,
         default_cpus: u32,
-        [sockets, dies, cores, threads]: [Option<u32>; 4],
+        [sockets, cores, threads]: [Option<u32>; 3],
     ) -> Result<Self> {
-        let (sockets, dies, threads) = (
-            sockets.unwrap_or(1),
-            dies.unwrap_or(1),
-            threads.unwrap_or(1),
-        );
-        let other = sockets * dies * threads;
+        let (sockets, threads) = (sockets.unwrap_or(1), threads.unwrap_or(1));
+        let other = sockets * threads;
         let cores = match (cores, cpus) {
             (Some(cores), _) => cores,
             (None, Some(cpus)) => cpus / other.max(1),
@@ -102,7 +96,6 @@ impl Topology {
         };
         let topology = Self {
             sockets,
-            dies,
             cores,
             threads,
         };
@@ -121,7 +114,7 @@ impl Topology {
 
     /// How many CPUs that is.
     pub fn cpus(&self) -> u32 {
-        self.sockets * self.dies * self.cores * self.threads
+        self.sockets * self.cores * self.threads
     }
 }
 
@@ -129,14 +122,10 @@ impl fmt::Display for Topology {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self {
             sockets,
-            dies,
             cores,
             threads,
         } = self;
-        write!(
-            f,
-            "sockets={sockets},dies={dies},cores={cores},threads={threads}"
-        )
+        write!(f, "sockets={sockets},cores={cores},threads={threads}")
     }
 }
 
@@ -346,19 +335,18 @@ mod tests {
 
     #[test]
     fn cores_are_what_remains_of_the_cpus() {
-        let topology = Topology::new(Some(8), 3, [Some(2), None, None, Some(2)]).unwrap();
+        let topology = Topology::new(Some(8), 3, [Some(2), None, Some(2)]).unwrap();
         assert_eq!(
             topology,
             Topology {
                 sockets: 2,
-                dies: 1,
                 cores: 2,
                 threads: 2
             }
         );
-        assert_eq!(Topology::new(None, 3, [None; 4]).unwrap().cpus(), 3);
+        assert_eq!(Topology::new(None, 3, [None; 3]).unwrap().cpus(), 3);
         assert_eq!(
-            Topology::new(None, 3, [Some(2), None, None, None])
+            Topology::new(None, 3, [Some(2), None, None])
                 .unwrap()
                 .cpus(),
             4
@@ -373,10 +361,10 @@ mod tests {
 
     #[test]
     fn counts_that_contradict_each_other_are_refused() {
-        let error = Topology::new(Some(5), 3, [Some(2), None, None, None])
+        let error = Topology::new(Some(5), 3, [Some(2), None, None])
             .unwrap_err()
             .to_string();
         assert!(error.contains("--cpus 5 does not fit"), "{error}");
-        assert!(Topology::new(Some(0), 3, [None; 4]).is_err());
+        assert!(Topology::new(Some(0), 3, [None; 3]).is_err());
     }
 }

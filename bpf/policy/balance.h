@@ -1,0 +1,45 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * When a waiting task moves to another domain. Pure functions.
+ *
+ * Virtual time is common to all domains, so it tells which of two is the more
+ * crowded one: groups that wait there fall behind those that run elsewhere. A
+ * CPU looks into another domain now and then, and takes who has fallen behind
+ * far enough. So shares hold across domains; tasks seldom move, as that costs
+ * them what the caches hold; and nothing has to be counted per domain.
+ *
+ * Example: three VMs of one vCPU, two domains of one CPU. A and B share the first
+ * CPU, C has the other one. C runs twice as fast as they do; when its CPU looks
+ * next, A is behind C, and comes. Now B has a CPU to itself, until C is behind it.
+ */
+#ifndef COHORT_POLICY_BALANCE_H
+#define COHORT_POLICY_BALANCE_H
+
+#include "fair.h"
+
+enum balance_consts {
+	BALANCE_SLICES = 4, /* between two looks of a CPU at other domains */
+	BALANCE_MEMORY_SLICES = 128, /* that it remembers what it saw there */
+	BALANCE_MARGIN = 2, /* slices that a group is behind before it moves */
+	BALANCE_LOCAL = 10, /* the kernel's NUMA distance of a node to itself */
+};
+
+/*
+ * How far (virtual time, ns) a group must be behind to move over @distance, as
+ * the kernel gives it. Its slices cost @credit each, and it runs ahead, and
+ * behind, by one for each of the @at_once tasks that run at the same time: that
+ * is enough where nobody waits (not @contested). Where others do, a move only
+ * makes one queue shorter and another longer. Between nodes memory stays behind.
+ */
+static inline u64 balance_margin(u64 credit, u32 at_once, bool contested,
+				 u32 distance)
+{
+	u64 margin = credit * (at_once + (contested ? BALANCE_MARGIN : 0));
+
+	if (distance > BALANCE_LOCAL)
+		margin += credit * BALANCE_MARGIN * (distance - BALANCE_LOCAL) /
+			  BALANCE_LOCAL;
+	return margin;
+}
+
+#endif /* COHORT_POLICY_BALANCE_H */
