@@ -49,7 +49,7 @@ bench: build ## CASE=spin2 (or tlb, pipe, barrier, busy, redis, dbench, vips, re
 	exit $$status
 
 calibrate: build ## do the workloads gain from a second CPU in the lab, as they must
-	@$(LAB) boot --dilation 20 --timeout-s 3600 -- lab inside calibrate tlb spin barrier busy pipe
+	@$(LAB) boot --dilation 20 --timeout-s 3600 -- lab inside calibrate tlb spin barrier busy pipe --pairs 3 --window-ms 500
 
 install: build ## the program, its systemd units, and what Prometheus and Grafana want, below DESTDIR
 	install -D -m 755 target/release/cohort $(DESTDIR)/usr/sbin/cohort

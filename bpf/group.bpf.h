@@ -323,7 +323,8 @@ static u64 group_vtime(struct group *g, u64 now)
 /*
  * Group @g begins to wait on @c; returns the virtual time by which it does.
  * Tasks that ran at the same time put a group ahead without it having taken
- * more than its share, so what it may owe grows with them.
+ * more than its share, so what it may owe grows with them. As much it is owed at
+ * most, if it has waited in another domain; sleep (@woke) earns it a slice.
  */
 static u64 settle_vtime(struct group *g, struct cpu_state *c, bool woke,
 			u64 now)

@@ -242,8 +242,9 @@ fn ending(kind: i32, report: Result<()>) -> Ending {
             Exit::Watchdog,
             format!(
                 "the kernel's watchdog removed Cohort, because a task waited too long for a CPU \
-                 ({said}). {GIVEN_BACK} Keep the dump above for a report. If the host was merely \
-                 overloaded, start Cohort with a longer --timeout-ms."
+                 ({said}). {GIVEN_BACK} If the host was merely overloaded, or a real-time task had a \
+                 CPU to itself, start Cohort with a longer --timeout-ms; else keep the dump above \
+                 for a report."
             ),
         ),
         kind if kind >= ScxExitKind::Error as i32 => (
