@@ -352,7 +352,7 @@ mod tests {
             4
         );
         assert_eq!(
-            Topology::new(None, 3, [Some(2), None, Some(3), None])
+            Topology::new(None, 3, [Some(2), Some(3), None])
                 .unwrap()
                 .cpus(),
             6

@@ -119,6 +119,6 @@ impl Simulated {
         let waiting = (0..self.used.len())
             .filter(|vm| self.domain_of[*vm] == domain && !running.contains(vm))
             .count();
-        (self.used[far]) * SLICE + margin(1, waiting > 1, 10) < self.used[here] * SLICE
+        self.used[far] * SLICE + margin(1, waiting > 1, 10) < self.used[here] * SLICE
     }
 }
