@@ -125,16 +125,17 @@ static bool next_vtime(s32 cpu, struct group *prev, u64 now, bool *contested,
  * those of this one, of which @prev's ran last (NULL: none goes on). */
 static bool balance(struct cpu_state *c, s32 cpu, struct group *prev, u64 now)
 {
+	u64 turn = turn_number(now, turns_ns, slice_ns), here, credit, margin;
 	struct front far = {};
 	struct group *g;
 	bool contested;
-	u64 here, credit, margin;
 	u32 at_once;
 	s32 from;
 
-	if (nr_domains < 2 || now - c->balanced_ns < BALANCE_SLICES * slice_ns)
+	if (nr_domains < 2 || c->balanced_turn == turn ||
+	    !balance_looks(turn, cpu))
 		return false;
-	c->balanced_ns = now;
+	c->balanced_turn = turn;
 	from = far_cpu(c, cpu);
 	if (from < 0)
 		return false;

@@ -21,6 +21,7 @@ enum cohort_limits {
 	MAX_CPUS = 1024,
 	MAX_DOMAINS = 256,
 	MAX_NODES = 64, /* NUMA */
+	LOCAL_DISTANCE = 10, /* of a node to itself, as the kernel gives it */
 	NR_BUCKETS = 24, /* of a histogram; the last one has no upper end */
 	MAX_GROUPS = 4096, /* VMs and cgroups together */
 	MAX_QUEUES = 8192, /* (group, lane) pairs that held tasks */
@@ -42,6 +43,13 @@ enum mechanism {
 	MECH_RESUME = 10, /* a turn that is interrupted goes on */
 	MECH_COHORTS = 11, /* a VM's vCPUs run in the same turns */
 	NR_MECH = 12,
+};
+
+/* Whether a VM is a cohort; written by Rust for the VM's process. */
+enum cohort_rule {
+	COHORT_AUTO = 0, /* its score tells */
+	COHORT_ALWAYS = 1,
+	COHORT_NEVER = 2, /* and it has no windows */
 };
 
 enum group_kind {
@@ -109,6 +117,8 @@ struct cohort_group {
 	u32 nr_vcpus; /* VM: threads seen running a vCPU */
 	u32 is_cohort; /* VM: its vCPUs wait for each other */
 	u32 sync_rate; /* VM: signs of that per second of its CPU time */
+	u32 cohort_rule; /* VM: enum cohort_rule, as of its last score */
+	u32 pad;
 	u64 created_ns; /* clock of scx_bpf_now() */
 	struct group_stats stats;
 };

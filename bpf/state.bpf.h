@@ -97,7 +97,7 @@ struct cpu_state {
 	u64 present; /* virtual time of the group the last contest favoured */
 	u64 present_at_ns; /* when that was */
 	u32 far_domain; /* the other domain that it looked at last */
-	u64 balanced_ns; /* when that was, to balance */
+	u64 balanced_turn; /* number of the turn in which it did, to balance */
 	u64 wanted_afar_ns; /* when it last saw a task there that may run here */
 	s32 prev_pid; /* the task that ran last */
 	u32 prev_group; /* and its group */
@@ -293,6 +293,15 @@ struct {
 	__type(key, struct vm_key);
 	__type(value, u32);
 } group_of_vm SEC(".maps");
+
+/* Exceptions: the enum cohort_rule of a process's VM, if not COHORT_AUTO. Written
+ * by Rust. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(max_entries, MAX_GROUPS);
+	__type(key, u32);
+	__type(value, u32);
+} cohort_rules SEC(".maps");
 
 /* The VM that a process's other threads belong to. */
 struct {

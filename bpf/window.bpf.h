@@ -39,6 +39,7 @@ static void update_score(struct group *g)
 {
 	const struct group_stats *stats = &g->info.stats;
 	u64 run_ns = stats->vcpu_run_ns, before_ns = g->sync_run_ns, events;
+	u32 *rule;
 
 	if (run_ns - before_ns < slice_ns ||
 	    __sync_val_compare_and_swap(&g->sync_run_ns, before_ns, run_ns) !=
@@ -49,7 +50,10 @@ static void update_score(struct group *g)
 				   run_ns - before_ns);
 	g->sync_events = events;
 	g->info.sync_rate = g->sync_score / SYNC_ONE;
-	g->info.is_cohort = synchronises(g->info.is_cohort, g->sync_score);
+	rule = bpf_map_lookup_elem(&cohort_rules, &g->info.tgid);
+	g->info.cohort_rule = rule ? *rule : COHORT_AUTO;
+	g->info.is_cohort = is_cohort(g->info.cohort_rule, g->info.is_cohort,
+				      g->sync_score);
 }
 
 /* The queue of the VM whose window, in turn @turn, @lane shows; 0: none. */
@@ -108,7 +112,8 @@ __noinline int open_window(u32 id, u32 queue_id, u64 vtime, u64 turn)
 	u32 i, opened, cpus = 0;
 	bool partial;
 
-	if (!g || !q || !is_vm(g) || g->nr_runnable < 2 || q->group != id)
+	if (!g || !q || !is_vm(g) || g->nr_runnable < 2 || q->group != id ||
+	    g->info.cohort_rule == COHORT_NEVER)
 		return true;
 	before = g->window_turn;
 	if (before == turn)

@@ -13,6 +13,7 @@ pub mod columns;
 pub mod compare;
 pub mod doctor;
 pub mod entitlement;
+pub mod exceptions;
 pub mod exit;
 pub mod export;
 pub mod host;

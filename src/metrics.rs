@@ -5,6 +5,7 @@
 
 use crate::bpf::intf;
 use crate::entitlement::{self, bound_by_cpu_sets, entitlements_ns};
+use crate::exceptions::CohortRule;
 use crate::mechanism::{self, Mechanism, Mechanisms};
 use clap::ValueEnum;
 use scx_stats_derive::{Stats, stat_doc};
@@ -157,6 +158,8 @@ pub struct VmStats {
     pub stacked_pct: f64,
     #[stat(desc = "1 if its vCPUs wait for each other so much that they run together, else 0")]
     pub cohort: u32,
+    #[stat(desc = "whether that is left to them (auto), or an exception says so: always, never")]
+    pub cohort_rule: String,
     #[stat(
         desc = "signs of that, averaged: spin exits, yields and IPIs to waiting vCPUs per second of its CPU time"
     )]
@@ -376,6 +379,11 @@ impl GroupInWindow {
             migrations: self.used.migrations,
             stacked_pct: of_vcpu_time(self.used.stacked_ns),
             cohort: self.info.is_cohort,
+            cohort_rule: CohortRule::ALL
+                .into_iter()
+                .find(|rule| rule.number() == self.info.cohort_rule)
+                .map(|rule| rule.name().to_owned())
+                .unwrap_or_default(),
             sync_rate: self.info.sync_rate,
             windows: self.used.windows,
             windows_partial: self.used.windows_partial,

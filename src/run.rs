@@ -21,6 +21,8 @@ use std::time::{Duration, Instant};
 const ATTENTION_PERIOD: Duration = Duration::from_millis(100);
 /// How soon core-scheduling cookies are noticed.
 const COOKIE_PERIOD: Duration = Duration::from_secs(5);
+/// How soon it is noticed that a VM came which is an exception.
+const EXCEPTIONS_PERIOD: Duration = Duration::from_secs(1);
 /// How soon KVM is noticed when it is loaded after Cohort.
 const KVM_PERIOD: Duration = Duration::from_millis(500);
 
@@ -111,6 +113,7 @@ struct Watch<'a, 'object> {
     host: &'a Host,
     cookies: Every,
     kvm: Every,
+    exceptions: Every,
     table: Option<Every>,
     last_table: Reading,
 }
@@ -130,6 +133,7 @@ impl<'a, 'object> Watch<'a, 'object> {
             host,
             cookies: Every::new(COOKIE_PERIOD),
             kvm: Every::new(KVM_PERIOD),
+            exceptions: Every::new(EXCEPTIONS_PERIOD),
             table: settings
                 .stats_seconds
                 .map(|seconds| Every::new(Duration::from_secs(seconds))),
@@ -148,6 +152,9 @@ impl<'a, 'object> Watch<'a, 'object> {
             }
             if self.kvm.is_due() && self.scheduler.follow_kvm()? {
                 return Ok(End::KvmCame);
+            }
+            if self.exceptions.is_due() {
+                self.scheduler.follow_exceptions()?;
             }
             if self.cookies.is_due() {
                 preflight::check_no_cookies(self.host)?;

@@ -3,6 +3,7 @@
 //! and takes it out again. When to do so is decided in `run.rs`.
 
 use crate::bpf::{from_bytes, intf, skel};
+use crate::exceptions::{CohortRule, Exception, rule_for};
 use crate::exit::{Exit, Failure};
 use crate::host::affinity::allowed_cpus;
 use crate::host::kvm::{Kvm, KvmWatch, hardware_ends_interrupts};
@@ -17,6 +18,7 @@ use anyhow::{Context, Result, bail, ensure};
 use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, OpenObject};
 use scx_utils::{ScxExitKind, scx_ops_attach, scx_ops_load, scx_ops_open, uei_exited, uei_report};
 use skel::{BpfSkel, BpfSkelBuilder, OpenBpfSkel};
+use std::collections::BTreeSet;
 use std::mem::MaybeUninit;
 use std::ptr;
 
@@ -26,7 +28,7 @@ const GROUPS_PER_READ: u32 = 512;
 /// NUMA nodes that the BPF side knows.
 const MAX_NODES: usize = intf::cohort_limits_MAX_NODES as usize;
 /// The kernel's distance within a node.
-const LOCAL_DISTANCE: u8 = 10;
+const LOCAL_DISTANCE: u8 = intf::cohort_limits_LOCAL_DISTANCE as u8;
 
 /// The scheduler while the kernel uses it.
 pub struct Scheduler<'object> {
@@ -39,6 +41,9 @@ pub struct Scheduler<'object> {
     /// A sentence for each thing that KVM does and that is not seen.
     blind_spots: Vec<String>,
     mechanisms: Mechanisms,
+    exceptions: Vec<Exception>,
+    /// The VMs that it was seen to which exceptions hold for: process, and when its group was made.
+    ruled: BTreeSet<(u32, u64)>,
 }
 
 /// How a scheduler's time in the kernel ended.
@@ -102,6 +107,8 @@ impl<'object> Scheduler<'object> {
             sees_kvm: kvm.is_some(),
             blind_spots,
             mechanisms: settings.mechanisms,
+            exceptions: settings.exceptions.clone(),
+            ruled: BTreeSet::new(),
         })
     }
 
@@ -130,6 +137,43 @@ impl<'object> Scheduler<'object> {
             return Ok(kvm.is_some() && !self.sees_kvm);
         }
         Ok(false)
+    }
+
+    /// Tells the BPF part which VMs that came are exceptions, and forgets those that went. Does nothing if there are
+    /// no exceptions.
+    pub fn follow_exceptions(&mut self) -> Result<()> {
+        if self.exceptions.is_empty() {
+            return Ok(());
+        }
+        let groups = self.read_groups()?;
+        let vms = groups
+            .iter()
+            .filter(|group| group.info.kind == intf::group_kind_GROUP_VM);
+        let vms: BTreeSet<(u32, u64)> = vms
+            .map(|group| (group.info.tgid, group.info.created_ns))
+            .collect();
+        // Those that went first: their process's number may be another one's by now.
+        for (tgid, _) in self.ruled.difference(&vms) {
+            self.set_rule(*tgid, CohortRule::Auto)?;
+        }
+        for (tgid, _) in vms.difference(&self.ruled) {
+            self.set_rule(*tgid, rule_for(&self.exceptions, &self.host, *tgid))?;
+        }
+        self.ruled = vms;
+        Ok(())
+    }
+
+    /// What holds for the VM of process `tgid` from its next score on.
+    fn set_rule(&self, tgid: u32, rule: CohortRule) -> Result<()> {
+        let map = &self.skel.maps.cohort_rules;
+        let tgid = tgid.to_ne_bytes();
+        if rule == CohortRule::Auto {
+            // It may have none.
+            let _ = map.delete(&tgid);
+            return Ok(());
+        }
+        map.update(&tgid, &rule.number().to_ne_bytes(), MapFlags::ANY)
+            .context("an exception for a VM cannot be noted")
     }
 
     /// Reads all counters. Takes time in proportion to the greatest possible

@@ -3,6 +3,7 @@
 //! built in, in this order of precedence. What is wrong in the file is said with
 //! its line.
 
+use crate::exceptions::Exception;
 use crate::mechanism::{Mechanism, Mechanisms};
 use crate::sight::Sight;
 use anyhow::{Context, Result};
@@ -30,8 +31,8 @@ pub struct RunOptions {
     /// Read settings from this TOML file; options on the command line win
     ///
     /// The file has the same settings as the command line, as keys: slice_us,
-    /// timeout_ms, stats_seconds, off, on, blind. A key that does not exist, a wrong type and a
-    /// value out of range are errors that name the line.
+    /// timeout_ms, stats_seconds, off, on, blind; and exceptions for single VMs (vm). A key that
+    /// does not exist, a wrong type and a value out of range are errors that name the line.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -125,6 +126,8 @@ struct SettingsFile {
     on: Vec<Mechanism>,
     #[serde(default)]
     blind: Vec<Sight>,
+    #[serde(default)]
+    vm: Vec<Spanned<Exception>>,
 }
 
 /// The settings that `cohort run` works with.
@@ -140,6 +143,8 @@ pub struct Settings {
     pub mechanisms: Mechanisms,
     /// What is not looked at.
     pub blind: Vec<Sight>,
+    /// Exceptions for single VMs; the first one that fits holds.
+    pub exceptions: Vec<Exception>,
 }
 
 impl Settings {
@@ -168,6 +173,7 @@ impl Settings {
                 true => file.blind,
                 false => options.blind.clone(),
             },
+            exceptions: file.vm.into_iter().map(Spanned::into_inner).collect(),
         })
     }
 }
@@ -204,6 +210,11 @@ impl SettingsFile {
             file.stats_seconds.as_ref(),
             &STATS_SECONDS,
         )?;
+        for exception in &file.vm {
+            if let Some(fault) = exception.get_ref().fault() {
+                return Err(FileError::new(text, exception.span().start, fault));
+            }
+        }
         Ok(file)
     }
 }
@@ -276,6 +287,7 @@ mod tests {
             stats_seconds: None,
             mechanisms: Mechanisms::default_but(&[], &[]),
             blind: Vec::new(),
+            exceptions: Vec::new(),
         };
         assert_eq!(defaults(), expected);
     }
@@ -372,6 +384,22 @@ mod tests {
             sentence.contains("unknown variant `ipis`") && sentence.contains("`relaxed`"),
             "{sentence}"
         );
+    }
+
+    #[test]
+    fn an_exception_must_say_for_which_vms_it_is() {
+        let (line, sentence) = error_of("slice_us = 1000\n\n[[vm]]\ncohort = \"never\"\n");
+        assert_eq!(line, 3);
+        assert!(sentence.contains("name ="), "{sentence}");
+        let both = "[[vm]]\nname = \"a\"\ncgroup = \"b\"\ncohort = \"never\"\n";
+        assert!(error_of(both).1.contains("not both"));
+
+        let (line, sentence) = error_of("[[vm]]\nname = \"a\"\ncohort = \"sometimes\"\n");
+        assert_eq!(line, 3);
+        assert!(sentence.contains("`always`"), "{sentence}");
+        let (line, sentence) = error_of("[[vm]]\nname = \"[a\"\ncohort = \"never\"\n");
+        assert_eq!(line, 2);
+        assert!(sentence.contains("no pattern"), "{sentence}");
     }
 
     #[test]

@@ -18,11 +18,19 @@
 #include "fair.h"
 
 enum balance_consts {
-	BALANCE_SLICES = 4, /* between two looks of a CPU at other domains */
+	BALANCE_SLICES = 4, /* turns between two looks of a CPU */
 	BALANCE_MEMORY_SLICES = 128, /* that it remembers what it saw there */
 	BALANCE_MARGIN = 2, /* slices that a group is behind before it moves */
-	BALANCE_LOCAL = 10, /* the kernel's NUMA distance of a node to itself */
 };
+
+/*
+ * Does CPU @cpu look into another domain at the begin of turn number @turn? Not
+ * all look at once: those that come later see what the first ones have changed.
+ */
+static inline bool balance_looks(u64 turn, u32 cpu)
+{
+	return (turn + cpu) % BALANCE_SLICES == 0;
+}
 
 /*
  * How far (virtual time, ns) a group must be behind to move over @distance, as
@@ -36,9 +44,9 @@ static inline u64 balance_margin(u64 credit, u32 at_once, bool contested,
 {
 	u64 margin = credit * (at_once + (contested ? BALANCE_MARGIN : 0));
 
-	if (distance > BALANCE_LOCAL)
-		margin += credit * BALANCE_MARGIN * (distance - BALANCE_LOCAL) /
-			  BALANCE_LOCAL;
+	if (distance > LOCAL_DISTANCE)
+		margin += credit * BALANCE_MARGIN *
+			  (distance - LOCAL_DISTANCE) / LOCAL_DISTANCE;
 	return margin;
 }
 

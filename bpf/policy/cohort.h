@@ -112,9 +112,12 @@ static inline u64 sync_score(u64 score, u64 events, u64 used_ns)
 	return score - (score - rate) * used_ns / over_ns;
 }
 
-/* Is a VM with this score, and which @was one or not, a cohort now? */
-static inline bool synchronises(bool was, u64 score)
+/* Is a VM with this score, which @was one or not, a cohort now? @rule may say so
+ * whatever its score. */
+static inline bool is_cohort(u32 rule, bool was, u64 score)
 {
+	if (rule != COHORT_AUTO)
+		return rule == COHORT_ALWAYS;
 	return score >= (was ? SYNC_OFF : SYNC_ON) * SYNC_ONE;
 }
 

@@ -19,7 +19,6 @@ enum deboost_consts {
 	DEBOOST_MANY = 13, /* and of the least */
 	DEBOOST_MOST_X16 = 96, /* 6.0 slices */
 	DEBOOST_LEAST_X16 = 16, /* 1.0 slice */
-	DEBOOST_LOCAL = 10, /* the kernel's NUMA distance of a node to itself */
 };
 
 /* Sixteenths of a slice: 6.0 slices for two siblings, falling to 1.0 above 12. */
@@ -58,8 +57,8 @@ static inline u64 deboost_penalty(u64 slice_ns, u32 nr_runnable,
 		penalty = most;
 	if (since_reverse_ns < DEBOOST_REVERSE_NS)
 		penalty /= 4;
-	if (distance > DEBOOST_LOCAL)
-		penalty = penalty * DEBOOST_LOCAL / distance;
+	if (distance > LOCAL_DISTANCE)
+		penalty = penalty * LOCAL_DISTANCE / distance;
 	return penalty;
 }
 

@@ -1,15 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Cohorts: the vCPUs of VMs whose vCPUs wait for each other run in the same turns, and nobody pays for that.
 
+use std::io::Write;
 use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use cohort::metrics::VmStats;
+use cohort::wait::wait_for;
+use tempfile::NamedTempFile;
 
 use crate::Test;
 use crate::host::{
-    Guest, assert_ratio, best_of_three, locked, shares, start_cohort, start_cohort_with,
+    Guest, PATIENCE, assert_ratio, best_of_three, locked, shares, start_cohort, start_cohort_with,
     stop_cohort, vm_stats,
 };
 
@@ -26,6 +29,7 @@ pub const TESTS: &[Test] = &[
         "a_wide_cohort_and_a_narrow_one_share_equally",
         wide_and_narrow,
     ),
+    ("exceptions_make_a_vm_a_cohort_always_or_never", exceptions),
     (
         "siblings_wait_behind_each_other_less_than_without_windows",
         not_stacked,
@@ -113,6 +117,40 @@ fn wide_and_narrow() -> Result<()> {
     stop_cohort(cohort)?;
     println!("    shares {shares:.4?}");
     assert_ratio(&shares, &[1.0, 1.0], 0.02)
+}
+
+/// A VM that computes is made a cohort, one in a lock is not to be one: it has no windows then.
+fn exceptions() -> Result<()> {
+    let guests = [Guest::busy("calm", 2)?, Guest::start(&locked("pair", 2)?)?];
+    let mut settings = NamedTempFile::new()?;
+    for (cgroup, rule) in [("*calm", "always"), ("*pair", "never")] {
+        writeln!(
+            settings,
+            "[[vm]]\ncgroup = \"{cgroup}\"\ncohort = \"{rule}\""
+        )?;
+    }
+    let path = settings.path().to_string_lossy();
+    let cohort = start_cohort_with(&["--config", &path])?;
+    let [calm, pair] = guests.each_ref().map(|guest| guest.micro.pid() as u32);
+    wait_for("the exceptions", PATIENCE, || {
+        let rules = (vm_stats(calm)?.cohort_rule, vm_stats(pair)?.cohort_rule);
+        Ok((rules == ("always".to_owned(), "never".to_owned())).then_some(()))
+    })?;
+    let windows = vm_stats(pair)?.windows;
+    sleep(WINDOW);
+    let (calm, pair) = (vm_stats(calm)?, vm_stats(pair)?);
+    stop_cohort(cohort)?;
+    print("always", &calm);
+    print("never", &pair);
+    ensure!(
+        calm.cohort == 1 && calm.sync_rate < 50 && calm.windows > 100,
+        "a VM that is to be a cohort always is none"
+    );
+    ensure!(
+        pair.cohort == 0 && pair.sync_rate > 200 && pair.windows == windows,
+        "a VM that is to be no cohort is one, or has windows"
+    );
+    Ok(())
 }
 
 /// Two vCPUs on two CPUs need not wait behind each other, whoever else is there.

@@ -37,19 +37,30 @@ fn a_turn_ends_shortly_before_the_tick_that_notices() {
 #[test]
 fn running_together_does_not_end_at_once_what_it_cures() {
     let on = u64::from(SYNC_ON * SYNC_ONE);
-    assert!(unsafe { synchronises(false, on) });
-    assert!(unsafe { !synchronises(false, on - 1) && synchronises(true, on - 1) });
+    assert!(unsafe { is_cohort(COHORT_AUTO, false, on) });
+    assert!(unsafe {
+        !is_cohort(COHORT_AUTO, false, on - 1) && is_cohort(COHORT_AUTO, true, on - 1)
+    });
     // Without any more signs it lasts for more than a second of the VM's CPU time.
     let mut used_ms = 0;
     let mut score = on;
-    while unsafe { synchronises(true, score) } {
+    while unsafe { is_cohort(COHORT_AUTO, true, score) } {
         score = unsafe { sync_score(score, 0, 4 * MS) };
         used_ms += 4;
     }
     assert!((1000..4000).contains(&used_ms), "{used_ms}");
     // 30 ms of signs at twice the rate are enough to begin.
     let signs = 2 * u64::from(SYNC_ON) * 30 / 1000;
-    assert!(unsafe { synchronises(false, sync_score(0, signs, 30 * MS)) });
+    assert!(unsafe { is_cohort(COHORT_AUTO, false, sync_score(0, signs, 30 * MS)) });
+}
+
+#[test]
+fn an_exception_holds_whatever_the_score() {
+    let on = u64::from(SYNC_ON * SYNC_ONE);
+    for was in [false, true] {
+        assert!(unsafe { is_cohort(COHORT_ALWAYS, was, 0) });
+        assert!(unsafe { !is_cohort(COHORT_NEVER, was, on) });
+    }
 }
 
 proptest! {
