@@ -209,7 +209,7 @@ fn wrong_input() -> Result<()> {
     let short = ["--rounds", "1", "--window-s", "1", "--settle-s", "0"];
     let with = |more: &[&str]| compare(&[&short[..], more].concat());
     refused(&mut with(&[]), Exit::Failure, "no VM ran")?;
-    let _guest = Guest::busy("busy", 1)?;
+    let _guests = guests()?;
     let missing = "/nonexistent/scheduler";
     let no_number = ["--probe", "x=echo none", "--scheduler", "stock"];
     let wrong: [(&[&str], Exit, &str); 5] = [
