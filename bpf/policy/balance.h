@@ -18,7 +18,7 @@
 #include "fair.h"
 
 enum balance_consts {
-	BALANCE_SLICES = 4, /* turns between two looks of a CPU */
+	BALANCE_TURNS = 4, /* turns between two looks of a CPU */
 	BALANCE_MEMORY_SLICES = 128, /* that it remembers what it saw there */
 	BALANCE_MARGIN = 2, /* slices that a group is behind before it moves */
 };
@@ -29,7 +29,7 @@ enum balance_consts {
  */
 static inline bool balance_looks(u64 turn, u32 cpu)
 {
-	return (turn + cpu) % BALANCE_SLICES == 0;
+	return (turn + cpu) % BALANCE_TURNS == 0;
 }
 
 /*

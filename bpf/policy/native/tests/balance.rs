@@ -73,6 +73,8 @@ struct Simulated {
     domain_of: Vec<usize>,
     used: Vec<u64>,
     runs: Vec<bool>,
+    /// Of each CPU: the VM that it ran last.
+    ran: Vec<Option<usize>>,
     moves: usize,
 }
 
@@ -86,6 +88,7 @@ impl Simulated {
             domain_of,
             used: vec![0; vms],
             runs: vec![false; vms],
+            ran: vec![None; domains * cpus],
             moves: 0,
         }
     }
@@ -101,10 +104,14 @@ impl Simulated {
     }
 
     fn turn(&mut self, now: usize) {
-        self.runs.fill(false);
         for domain in 0..self.domains {
             for cpu in domain * self.cpus..(domain + 1) * self.cpus {
-                if let Some(vm) = self.choose(domain, cpu, now) {
+                // Until its CPU comes to choose, a VM runs on: nobody can take it.
+                if let Some(vm) = self.ran[cpu] {
+                    self.runs[vm] = false;
+                }
+                self.ran[cpu] = self.choose(domain, cpu, now);
+                if let Some(vm) = self.ran[cpu] {
                     self.moves += usize::from(self.domain_of[vm] != domain);
                     self.domain_of[vm] = domain;
                     self.runs[vm] = true;
@@ -123,7 +130,7 @@ impl Simulated {
         if here.is_some() && !looks {
             return here;
         }
-        let step = now / BALANCE_SLICES as usize % (self.domains - 1);
+        let step = now / BALANCE_TURNS as usize % (self.domains - 1);
         let far = self.first((domain + 1 + step) % self.domains);
         let (Some(here), Some(far)) = (here, far) else {
             return here.or(far);
