@@ -69,6 +69,18 @@ __noinline int find_far_front(s32 far_cpu, s32 cpu, struct front *best)
 	return 0;
 }
 
+/* Look into the next domain: what waits there and @cpu may run. Returns the CPU
+ * through whose eyes it was seen, -1: nobody waits. */
+static s32 look_far(struct cpu_state *c, s32 cpu, struct front *far)
+{
+	s32 from = far_cpu(c, cpu);
+
+	if (from < 0)
+		return -1;
+	find_far_front(from, cpu, far);
+	return far->queue ? from : -1;
+}
+
 /* Run the task here for which @far was found. */
 static bool take_far(const struct front *far, s32 cpu)
 {
@@ -93,15 +105,9 @@ static bool wanted_afar(struct cpu_state *c, u64 now)
 static bool steal(struct cpu_state *c, s32 cpu)
 {
 	struct front far = {};
-	s32 from;
 
-	if (nr_domains < 2)
-		return false;
-	from = far_cpu(c, cpu);
-	if (from < 0)
-		return false;
-	find_far_front(from, cpu, &far);
-	return far.queue && take_far(&far, cpu);
+	return nr_domains > 1 && look_far(c, cpu, &far) >= 0 &&
+	       take_far(&far, cpu);
 }
 
 /* Where the group stands that is to run on @cpu next, @prev being the one that
@@ -129,26 +135,21 @@ static bool balance(struct cpu_state *c, s32 cpu, struct group *prev, u64 now)
 	struct front far = {};
 	struct group *g;
 	bool contested;
-	u32 at_once;
 	s32 from;
 
 	if (nr_domains < 2 || c->balanced_turn == turn ||
 	    !balance_looks(turn, cpu))
 		return false;
 	c->balanced_turn = turn;
-	from = far_cpu(c, cpu);
+	from = look_far(c, cpu, &far);
 	if (from < 0)
-		return false;
-	find_far_front(from, cpu, &far);
-	if (!far.queue)
 		return false;
 	c->wanted_afar_ns = now;
 	g = lookup_group(far.group);
 	if (!g || !next_vtime(cpu, prev, now, &contested, &here))
 		return false;
 	credit = fair_charge(slice_ns, group_share(g, now));
-	at_once = g->nr_runnable < nr_cpus ? g->nr_runnable : nr_cpus;
-	margin = balance_margin(credit, at_once, contested,
+	margin = balance_margin(credit, tasks_at_once(g, nr_cpus), contested,
 				distance_between(from, cpu));
 	return vtime_before(far.key + margin, here) && take_far(&far, cpu);
 }

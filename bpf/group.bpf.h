@@ -320,6 +320,12 @@ static u64 group_vtime(struct group *g, u64 now)
 	return g->vtime + fair_charge(uncharged_ns, group_share(g, now));
 }
 
+/* How many of @g's tasks run at the same time on @cpus, at most. */
+static u32 tasks_at_once(const struct group *g, u32 cpus)
+{
+	return g->nr_runnable < cpus ? g->nr_runnable : cpus;
+}
+
 /*
  * Group @g begins to wait on @c; returns the virtual time by which it does.
  * Tasks that ran at the same time put a group ahead without it having taken
@@ -330,8 +336,7 @@ static u64 settle_vtime(struct group *g, struct cpu_state *c, bool woke,
 			u64 now)
 {
 	u64 credit = fair_charge(slice_ns, group_share(g, now));
-	u32 at_once = g->nr_runnable < nr_cpus ? g->nr_runnable : nr_cpus;
-	u64 debt = credit * (DEBT_SLICES + at_once);
+	u64 debt = credit * (DEBT_SLICES + tasks_at_once(g, nr_cpus));
 	u64 vtime = g->vtime, settled;
 
 	if (now - c->present_at_ns < PRESENT_FRESH_NS)

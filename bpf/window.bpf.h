@@ -34,6 +34,7 @@ static u64 turn_ns(void)
 	count_effect(MECH_TURNS);
 	return turn_left(scx_bpf_now(), turns_ns, slice_ns);
 }
+
 /* @g, a VM, used CPU time: do its vCPUs wait for each other? */
 static void update_score(struct group *g)
 {
@@ -147,7 +148,7 @@ __noinline int open_window(u32 id, u32 queue_id, u64 vtime, u64 turn)
 			cpus += lane->nr_cpus;
 		queue_id = q->next;
 	}
-	g->window_wanted = g->nr_runnable < cpus ? g->nr_runnable : cpus;
+	g->window_wanted = tasks_at_once(g, cpus);
 	return true;
 }
 

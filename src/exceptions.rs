@@ -14,11 +14,11 @@
 //! The first one that fits a VM holds for it.
 
 use crate::bpf::intf;
+use crate::host::cgroups::path_of;
 use crate::host::paths::Host;
 use crate::host::vm_identity::VmIdentity;
 use glob::Pattern;
 use serde::{Deserialize, Deserializer, de};
-use std::fs;
 
 /// Whether a VM is a cohort.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq)]
@@ -98,13 +98,10 @@ impl Exception {
 /// What `exceptions` say of the VM of process `tgid`.
 pub fn rule_for(exceptions: &[Exception], host: &Host, tgid: u32) -> CohortRule {
     let name = VmIdentity::of(&host.proc, tgid).name;
-    let path = host.proc.join(tgid.to_string()).join("cgroup");
-    let cgroups = fs::read_to_string(path).unwrap_or_default();
-    // Version 2 has one line, which begins so.
-    let cgroup = cgroups.lines().find_map(|line| line.strip_prefix("0::"));
+    let cgroup = path_of(&host.proc, tgid).unwrap_or_default();
     let fitting = exceptions
         .iter()
-        .find(|exception| exception.fits(&name, cgroup.unwrap_or_default()));
+        .find(|exception| exception.fits(&name, &cgroup));
     fitting.map_or(CohortRule::Auto, |exception| exception.cohort)
 }
 

@@ -31,6 +31,13 @@ pub struct GroupReading {
     pub info: intf::cohort_group,
 }
 
+impl GroupReading {
+    /// It is a VM, not a cgroup.
+    pub fn is_vm(&self) -> bool {
+        self.info.kind == intf::group_kind_GROUP_VM
+    }
+}
+
 /// The counters of the whole scheduler at one moment.
 #[derive(Clone)]
 pub struct Reading {

@@ -146,9 +146,7 @@ impl<'object> Scheduler<'object> {
             return Ok(());
         }
         let groups = self.read_groups()?;
-        let vms = groups
-            .iter()
-            .filter(|group| group.info.kind == intf::group_kind_GROUP_VM);
+        let vms = groups.iter().filter(|group| group.is_vm());
         let vms: BTreeSet<(u32, u64)> = vms
             .map(|group| (group.info.tgid, group.info.created_ns))
             .collect();
@@ -191,7 +189,7 @@ impl<'object> Scheduler<'object> {
             ..Reading::at_load(0)
         };
         for group in &groups {
-            if group.info.kind != intf::group_kind_GROUP_VM {
+            if !group.is_vm() {
                 continue;
             }
             let tgid = group.info.tgid;

@@ -83,12 +83,18 @@ pub fn mount(host: &Host) -> Option<PathBuf> {
     root.join("cgroup.controllers").exists().then_some(root)
 }
 
+/// The cgroup of process `tgid`, as a path that begins with a slash; `None` if it is gone, or without cgroups of version 2.
+pub fn path_of(proc: &Path, tgid: u32) -> Option<String> {
+    let text = fs::read_to_string(proc.join(format!("{tgid}/cgroup"))).ok()?;
+    let path = text.lines().find_map(|line| line.strip_prefix("0::"));
+    path.map(str::to_owned)
+}
+
 /// The cgroup by which process `tgid` competes: its own, or the nearest above with the cpu controller.
 fn place(proc: &Path, root: &Path, tgid: u32) -> Option<PathBuf> {
-    let text = fs::read_to_string(proc.join(format!("{tgid}/cgroup"))).ok()?;
-    let path = text.lines().find_map(|line| line.strip_prefix("0::/"))?;
+    let path = path_of(proc, tgid)?;
     let mut place = PathBuf::new();
-    for name in path.split('/') {
+    for name in path.strip_prefix('/')?.split('/') {
         if name == LIBVIRT || place.to_string_lossy().ends_with(LIBVIRT_ALONE) {
             break;
         }

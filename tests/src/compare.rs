@@ -15,7 +15,10 @@ use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::Test;
-use crate::host::{Guest, PATIENCE, lab, refused, refused_without_root, start_cohort, stop_cohort};
+use crate::host::{
+    Guest, PATIENCE, lab, refused, refused_without_root, start_cohort, stop_cohort,
+    wait_for_sched_ext,
+};
 
 pub const TESTS: &[Test] = &[
     (
@@ -165,9 +168,7 @@ fn start_taken_over(arguments: &[&str]) -> Result<Child> {
         .stdout(Stdio::null())
         .stderr(Stdio::piped())
         .spawn()?;
-    wait_for("Cohort's turn", PATIENCE, || {
-        Ok((scheduler::state()? == "enabled").then_some(()))
-    })?;
+    wait_for_sched_ext("enabled", PATIENCE)?;
     Ok(child)
 }
 
@@ -188,9 +189,7 @@ fn interrupted() -> Result<()> {
         sleep(Duration::from_millis(500));
         let begin = Instant::now();
         kill(Pid::from_raw(child.id() as i32), signal)?;
-        wait_for("The host's own scheduler", Duration::from_secs(2), || {
-            Ok((scheduler::state()? == "disabled").then_some(()))
-        })?;
+        wait_for_sched_ext("disabled", Duration::from_secs(2))?;
         println!("    {signal}: back after {:?}", begin.elapsed());
         let output = child.wait_with_output()?;
         if signal == Signal::SIGINT {

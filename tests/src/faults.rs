@@ -19,7 +19,8 @@ use nix::sys::signal::Signal;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, PATIENCE, Service, Setting, busy, cohort_stats, lab, start_cohort, stop_cohort,
+    Guest, HostLoad, PATIENCE, Service, Setting, busy, cohort_stats, lab, start_cohort,
+    stop_cohort, wait_for_sched_ext,
 };
 
 pub const TESTS: &[Test] = &[
@@ -266,9 +267,7 @@ fn removed_by_watchdog() -> Result<()> {
         command.args(["-f", "50", "sh", "-c", "while :; do :; done"]);
         hog = Some(Service(start(command, &[cpu], None)?));
         let _stalled = HostLoad::start("stalled", &[0], &[cpu])?;
-        wait_for("the watchdog", PATIENCE, || {
-            Ok((scheduler::state()? == "disabled").then_some(()))
-        })
+        wait_for_sched_ext("disabled", PATIENCE)
     })
 }
 
@@ -276,9 +275,7 @@ fn removed_by_watchdog() -> Result<()> {
 fn removed(exit: Exit, by: impl FnOnce() -> Result<()>) -> Result<()> {
     let guest = Guest::busy("survivor", 2)?;
     let mut process = Service(start(cohort_command(), &[], None)?);
-    wait_for("cohort taking over", PATIENCE, || {
-        Ok((scheduler::state()? == "enabled").then_some(()))
-    })?;
+    wait_for_sched_ext("enabled", PATIENCE)?;
     by()?;
     let status = wait_for("the end of cohort", PATIENCE, || {
         Ok(process.0.try_wait()?)

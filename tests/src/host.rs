@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
 use cohort::compare::notify::Notifications;
-use cohort::compare::scheduler::{RunningScheduler, Scheduler};
+use cohort::compare::scheduler::{self, RunningScheduler, Scheduler};
 use cohort::exit::Exit;
 use cohort::metrics::{HostStats, VmStats};
 use cohort::view::{HostView, VcpuView};
@@ -323,6 +323,13 @@ pub fn refused_without_root(subcommand: &str) -> Result<()> {
         subcommand,
     ]);
     refused(&mut command, Exit::NoPrivileges, "root")
+}
+
+/// Waits until sched_ext is "enabled" or "disabled", for `patience` at most.
+pub fn wait_for_sched_ext(state: &str, patience: Duration) -> Result<()> {
+    wait_for(&format!("sched_ext being {state}"), patience, || {
+        Ok((scheduler::state()? == state).then_some(()))
+    })
 }
 
 /// Waits until the program `what` has said that it is ready.
