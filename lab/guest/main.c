@@ -3,7 +3,7 @@
  * The workload of a booted guest: `workload NAME [OPTION=VALUE]...` runs one thread per vCPU forever, each
  * counting its operations in its own cache line of one page.
  *
- *   threads=N            default: the number of CPUs of this process
+ *   threads=N            default: the number of CPUs of this process; rcu: one more
  *   work=N               iterations of an empty loop per operation
  *   pause_window_us=N    plain loads between two PAUSEs of a spin loop
  *   locked_percent=N     spin: part of the work that is done inside the lock
@@ -47,6 +47,7 @@ static const struct workload {
 	workload_body *body;
 	void (*prepare)(void);
 	bool pinned; /* each thread to a vCPU of its own */
+	unsigned int more_threads; /* than vCPUs, unless told otherwise */
 } workloads[] = {
 	{ .name = "tlb", .body = tlb_body },
 	{ .name = "spin", .body = spin_body },
@@ -56,6 +57,7 @@ static const struct workload {
 	  .pinned = true },
 	{ .name = "barrier", .body = barrier_body },
 	{ .name = "busy", .body = busy_body },
+	{ .name = "rcu", .body = rcu_body, .more_threads = 1 },
 	{ .name = "files", .body = files_body, .prepare = files_prepare },
 };
 
@@ -131,14 +133,6 @@ static const struct workload *workload_named(const char *name)
 			return &workloads[i];
 	usage("unknown workload", name);
 	return NULL;
-}
-
-static uint64_t monotonic_ns(void)
-{
-	struct timespec now;
-
-	clock_gettime(CLOCK_MONOTONIC, &now);
-	return now.tv_sec * 1000000000ULL + now.tv_nsec;
 }
 
 /*
@@ -235,7 +229,7 @@ int main(int argc, char **argv)
 	if (argc < 2)
 		usage("usage", "workload NAME [OPTION=VALUE]...");
 	chosen = workload_named(argv[1]);
-	options.threads = cpus_of_this_process();
+	options.threads = cpus_of_this_process() + chosen->more_threads;
 	for (int i = 2; i < argc; i++)
 		parse_option(argv[i]);
 	if (options.threads < 1 || options.threads > COUNTER_SLOTS)

@@ -11,6 +11,7 @@
 #include <stdatomic.h>
 #include <stdbool.h>
 #include <stdint.h>
+#include <time.h>
 
 /* "COHORTOP" in memory order; lab/src/guest.rs has the same layout. */
 #define COUNTER_MAGIC 0x504f54524f484f43ULL
@@ -19,7 +20,9 @@
 /* One cache line per thread, so that counting is no communication between vCPUs. */
 struct counter_slot {
 	_Atomic uint64_t operations;
-	uint8_t padding[56];
+	/* The longest of those that were timed, in ns of the guest's clock; the host begins anew with 0. */
+	_Atomic uint64_t longest_ns;
+	uint8_t padding[48];
 };
 
 /* Exactly one page: the host finds it by its guest-physical address. */
@@ -51,7 +54,7 @@ extern struct options options;
 /* A thread's endless body; @thread counts from 0, @operations is its slot. */
 typedef void workload_body(unsigned int thread, _Atomic uint64_t *operations);
 
-workload_body tlb_body, spin_body, pipe_body, barrier_body, busy_body,
+workload_body tlb_body, spin_body, pipe_body, barrier_body, busy_body, rcu_body,
 	files_body;
 
 /* Opens the pipes of all pairs; called before any thread runs. */
@@ -74,6 +77,27 @@ static inline void count_operations(_Atomic uint64_t *operations, uint64_t done)
 static inline void count_operation(_Atomic uint64_t *operations)
 {
 	count_operations(operations, 1);
+}
+
+/* @operations is in the thread's slot. */
+static inline void count_timed_operation(_Atomic uint64_t *operations,
+					 uint64_t took_ns)
+{
+	struct counter_slot *slot = (struct counter_slot *)operations;
+
+	if (took_ns >
+	    atomic_load_explicit(&slot->longest_ns, memory_order_relaxed))
+		atomic_store_explicit(&slot->longest_ns, took_ns,
+				      memory_order_relaxed);
+	count_operation(operations);
+}
+
+static inline uint64_t monotonic_ns(void)
+{
+	struct timespec now;
+
+	clock_gettime(CLOCK_MONOTONIC, &now);
+	return now.tv_sec * 1000000000ULL + now.tv_nsec;
 }
 
 static inline void work(uint64_t iterations)

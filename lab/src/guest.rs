@@ -15,7 +15,9 @@ pub const WORKLOAD_PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wo
 const INIT_SCRIPT: &[u8] = include_bytes!("../guest/init");
 
 /// Our own workloads: `lab/guest/*.c`.
-pub const OWN_WORKLOADS: [&str; 5] = ["tlb", "spin", "pipe", "barrier", "busy"];
+pub const OWN_WORKLOADS: [&str; 6] = ["tlb", "spin", "pipe", "barrier", "busy", "rcu"];
+/// Those of them that time their operations.
+pub const TIMED_WORKLOADS: [&str; 1] = ["rcu"];
 /// Real workloads: programs of the guests' image, run by the scripts of the same names in `lab/guest/real`.
 pub const REAL_WORKLOADS: [&str; 4] = ["redis", "dbench", "vips", "restic"];
 /// What the guests' initrd has in /real.
@@ -34,6 +36,8 @@ pub const COUNTER_MAGIC: u64 = 0x504f_5452_4f48_4f43;
 pub const COUNTER_PAGE_BYTES: usize = 4096;
 /// Distance of two threads' counters in the page, and the place of the first, in bytes.
 pub const COUNTER_SLOT_BYTES: usize = 64;
+/// Place of the longest timed operation (ns) in a thread's slot, in bytes.
+pub const LONGEST_OFFSET: usize = 8;
 /// Number of threads that a counter page has room for.
 pub const COUNTER_SLOTS: usize = COUNTER_PAGE_BYTES / COUNTER_SLOT_BYTES - 1;
 

@@ -4,12 +4,16 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
+use cohort::metrics::percent;
 use cohort::view::{HostView, quantile_us};
+use cohort_lab::inside::booted::{GuestSpec, Topology, Workload, start_all};
 use cohort_micro::Spec;
 
 use crate::Test;
-use crate::host::{Guest, HostLoad, lab, locked, start_cohort, stop_cohort, vcpus_of, watch};
+use crate::host::{
+    Guest, HostLoad, PATIENCE, lab, locked, start_cohort, stop_cohort, vcpus_of, watch,
+};
 
 pub const TESTS: &[Test] = &[
     (
@@ -30,6 +34,10 @@ pub const TESTS: &[Test] = &[
         wakes_often,
     ),
     ("four_vms_in_a_lock_spin_less", spin_less),
+    (
+        "a_guests_balancer_uses_its_halted_vcpus_whatever_its_topology",
+        halted_vcpus_are_used,
+    ),
 ];
 
 const WINDOW_S: u32 = 3;
@@ -195,6 +203,67 @@ fn wakes_often() -> Result<()> {
         tails[1],
         tails[0]
     );
+    Ok(())
+}
+
+/// Two threads that wake each other all the time, in a guest of four vCPUs with KVM's paravirtual help, beside two busy VMs:
+/// the guest's balancer puts them on two vCPUs only if it takes the halted ones for idle.
+fn halted_vcpus_are_used() -> Result<()> {
+    let lab = lab()?;
+    for (name, topology) in [
+        (
+            "sockets",
+            Topology {
+                sockets: 4,
+                cores: 1,
+                threads: 1,
+            },
+        ),
+        (
+            "cores",
+            Topology {
+                sockets: 1,
+                cores: 4,
+                threads: 1,
+            },
+        ),
+    ] {
+        let workload = Workload {
+            threads: Some(2),
+            sleeping: true,
+            ..Workload::new("barrier", &lab)
+        };
+        let spec = GuestSpec {
+            paravirtual: true,
+            topology,
+            ..GuestSpec::new(name, 4, workload)
+        };
+        let guests = start_all(&lab, vec![spec], PATIENCE)?;
+        let _others = [Guest::busy("busy0", 2)?, Guest::busy("busy1", 2)?];
+        let pid = guests[0].pid();
+        let on_one_pct = |view: &HostView| -> Result<f64> {
+            let vm = view
+                .vms
+                .get(&pid)
+                .context("the observer does not see the guest")?;
+            let ran: Vec<f64> = vm.vcpus.values().map(|vcpu| vcpu.run_pct).collect();
+            let (most, all) = (ran.iter().copied().fold(0.0, f64::max), ran.iter().sum());
+            println!(
+                "    4 {name}, {}: its vCPUs ran {ran:.1?} % of the time, {:.1} % of that on one; {} wake-ups",
+                view.scheduler,
+                percent(most, all),
+                vm.all.wakeups
+            );
+            Ok(percent(most, all))
+        };
+        let [stock, cohort] = compare()?;
+        on_one_pct(&stock)?;
+        let on_one = on_one_pct(&cohort)?;
+        ensure!(
+            on_one < 80.0,
+            "{on_one:.1} % of its work was done on one vCPU"
+        );
+    }
     Ok(())
 }
 

@@ -6,15 +6,17 @@ use std::str::FromStr;
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, ensure};
+use clap::ValueEnum;
 
 use super::booted::{BootedGuest, GuestSpec, Workload, start_all};
 use super::info::LabInfo;
 use super::report::CaseResult;
-use super::windows::{Timing, operations, run_alone, run_windows};
+use super::windows::{Timing, longest_operation, operations, run_alone, run_windows};
 use cohort::compare::report::{Comparison, Setting, label};
 use cohort::compare::rounds::arm_names;
 use cohort::compare::scheduler::Scheduler;
 use cohort::compare::window::Window;
+use cohort::mechanism::{Mechanism, OFF_BY_DEFAULT};
 
 use crate::guest::{OWN_WORKLOADS, REAL_WORKLOADS};
 
@@ -112,6 +114,9 @@ pub struct Options {
     /// `cohort watch` beside it) or any command line; may be repeated
     #[arg(long = "scheduler", value_name = "COMMAND", default_value = "cohort")]
     pub schedulers: Vec<String>,
+    /// Compare stock also with Cohort without each mechanism that is on by default, and with each one that is off
+    #[arg(long)]
+    pub each_mechanism: bool,
 }
 
 impl Options {
@@ -131,6 +136,15 @@ impl Options {
         let mut schedulers = vec![Scheduler::Stock];
         for command in &self.schedulers {
             schedulers.push(command.parse()?);
+        }
+        if self.each_mechanism {
+            for mechanism in Mechanism::value_variants() {
+                let switch = match OFF_BY_DEFAULT.contains(mechanism) {
+                    true => "--on",
+                    false => "--off",
+                };
+                schedulers.push(Scheduler::cohort(&[switch, &mechanism.name()]));
+            }
         }
         Ok(schedulers)
     }
@@ -167,7 +181,14 @@ pub fn run(lab: &LabInfo, case: &Case, options: &Options) -> Result<()> {
     let specs = options.guests(case, lab);
     println!("{case}: {} guests are booting", specs.len());
     let mut guests = start_all(lab, specs.clone(), BOOT_TIMEOUT)?;
+    println!("one VM alone:");
     let alone = measure_alone(&mut guests, options.timing())?;
+    let of_alone = |metric| {
+        let numbers = alone
+            .iter()
+            .filter_map(|window| window.numbers.get(&metric));
+        numbers.copied().collect()
+    };
     let Timing { window, settle } = options.timing();
     let setting = Setting::begin(&lab.kernel, window, settle);
     let windows = run_windows(
@@ -182,7 +203,8 @@ pub fn run(lab: &LabInfo, case: &Case, options: &Options) -> Result<()> {
         case: case.to_string(),
         lab: lab.clone(),
         guests: specs,
-        alone,
+        alone: of_alone(operations()),
+        alone_longest_ms: of_alone(longest_operation()),
         comparison: Comparison::of(setting, windows, arm_names(&schedulers))?,
         floor: case.floor(),
     };
@@ -191,11 +213,9 @@ pub fn run(lab: &LabInfo, case: &Case, options: &Options) -> Result<()> {
     result.check_floor()
 }
 
-fn measure_alone(guests: &mut [BootedGuest], timing: Timing) -> Result<Vec<f64>> {
+fn measure_alone(guests: &mut [BootedGuest], timing: Timing) -> Result<Vec<Window>> {
     let alone = run_alone(guests, 0, timing, ALONE_WINDOWS)?;
-    for rate in &alone {
-        println!("{:<16} {rate:>8.0} operations/s", "one VM alone");
-    }
+    alone.iter().for_each(print_window);
     Ok(alone)
 }
 

@@ -25,7 +25,8 @@ use super::info::LabInfo;
 use super::process;
 use super::windows::Subject;
 use crate::guest::{
-    COUNTER_MAGIC, COUNTER_PAGE_BYTES, COUNTER_SLOT_BYTES, COUNTER_SLOTS, REAL_WORKLOADS,
+    COUNTER_MAGIC, COUNTER_PAGE_BYTES, COUNTER_SLOT_BYTES, COUNTER_SLOTS, LONGEST_OFFSET,
+    REAL_WORKLOADS, TIMED_WORKLOADS,
 };
 
 const QEMU: &str = "/usr/bin/qemu-system-x86_64";
@@ -387,6 +388,17 @@ impl BootedGuest {
             .with_context(|| format!("Guest {} cannot be counted", self.spec.name))
     }
 
+    /// The longest operation of its threads since this was called last, of a workload that times them; ns of the
+    /// guest's clock.
+    ///
+    /// # Errors
+    /// Before `wait_until_counting`.
+    pub fn take_longest_ns(&self) -> Result<Option<u64>> {
+        let timed = TIMED_WORKLOADS.contains(&self.spec.workload.name.as_str());
+        let page = self.counter_page()?;
+        Ok(timed.then(|| page.take_longest_ns()))
+    }
+
     /// Where other processes can see it count.
     ///
     /// # Errors
@@ -486,6 +498,10 @@ impl Subject for BootedGuest {
 
     fn operations(&self) -> Result<u64> {
         self.progress()
+    }
+
+    fn take_longest_ns(&self) -> Result<Option<u64>> {
+        BootedGuest::take_longest_ns(self)
     }
 
     fn cpu_time_ns(&self) -> Result<u64> {
@@ -691,7 +707,6 @@ struct CounterPage {
 impl CounterPage {
     fn open(place: CounterPlace) -> Result<Self> {
         let what = || format!("The counter page {place} cannot be mapped");
-        // Opened for writing because memmap2 maps raw pages so; nothing is ever written.
         let file = File::options()
             .read(true)
             .write(true)
@@ -716,17 +731,31 @@ impl CounterPage {
             .sum())
     }
 
+    /// The longest operation (ns) since the last time this was called; 0 if none was timed.
+    fn take_longest_ns(&self) -> u64 {
+        let words = (1..=COUNTER_SLOTS)
+            .map(|slot| self.word_at(slot * COUNTER_SLOT_BYTES + LONGEST_OFFSET));
+        let longest_ns = words.map(|word| {
+            // SAFETY: as for `word`; a store of the guest that comes between is of an operation that is just ending.
+            unsafe {
+                let longest_ns = word.read_volatile();
+                word.write_volatile(0);
+                longest_ns
+            }
+        });
+        longest_ns.max().unwrap_or(0)
+    }
+
     fn word(&self, offset: usize) -> u64 {
+        // SAFETY: inside the mapping and aligned; the guest writes the same words with single stores, so a volatile
+        // read of 8 bytes is whole.
+        unsafe { self.word_at(offset).read_volatile() }
+    }
+
+    fn word_at(&self, offset: usize) -> *mut u64 {
         assert!(offset + 8 <= COUNTER_PAGE_BYTES && offset.is_multiple_of(8));
-        // SAFETY: inside the mapping and aligned as just asserted; the guest writes the same words with single
-        // stores, so a volatile read of 8 bytes is whole.
-        unsafe {
-            self.mapping
-                .as_ptr()
-                .add(offset)
-                .cast::<u64>()
-                .read_volatile()
-        }
+        // SAFETY: inside the mapping, as just asserted.
+        unsafe { self.mapping.as_mut_ptr().add(offset).cast::<u64>() }
     }
 }
 
@@ -819,12 +848,16 @@ mod tests {
             let offset = page + slot * COUNTER_SLOT_BYTES;
             content[offset..offset + 8].copy_from_slice(&count.to_le_bytes());
         }
+        content[page + COUNTER_SLOT_BYTES + LONGEST_OFFSET] = 9;
         fs::write(&memory, content).unwrap();
         let place = |address: usize| CounterPlace {
             memory: memory.clone(),
             address: address as u64,
         };
         assert_eq!(place(page).operations().unwrap(), 112);
+        let counters = CounterPage::open(place(page)).unwrap();
+        assert_eq!(counters.take_longest_ns(), 9);
+        assert_eq!(counters.take_longest_ns(), 0);
         assert!(place(0).operations().is_err());
         assert_eq!(
             place(page).to_string().parse::<CounterPlace>().unwrap(),

@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use super::bench::Options;
 use super::booted::{GuestSpec, Workload, start_all};
 use super::info::LabInfo;
-use super::windows::run_alone;
+use super::windows::{operations, run_alone};
 use crate::guest::OWN_WORKLOADS;
 use cohort::compare::statistics::median;
 
@@ -50,9 +50,9 @@ pub fn run(lab: &LabInfo, workloads: &[String], options: &Options) -> Result<()>
     Ok(())
 }
 
-/// The two ends of a pipe take turns, so a second CPU cannot help.
+/// The two ends of a pipe take turns, and grace periods take their time, so a second CPU cannot help.
 fn must_gain(workload: &str) -> bool {
-    workload != "pipe"
+    !["pipe", "rcu"].contains(&workload)
 }
 
 /// Operations per second with one thread and with two, each VM alone while the other is frozen.
@@ -71,7 +71,11 @@ fn rates(lab: &LabInfo, workload: &str, options: &Options) -> Result<[f64; 2]> {
     let mut rates = [0.0; 2];
     for (index, rate) in rates.iter_mut().enumerate() {
         let windows = run_alone(&mut guests, index, options.timing(), options.pairs)?;
-        *rate = median(&windows);
+        let rates: Vec<f64> = windows
+            .iter()
+            .map(|window| window.numbers[&operations()])
+            .collect();
+        *rate = median(&rates);
     }
     Ok(rates)
 }

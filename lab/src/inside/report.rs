@@ -26,6 +26,9 @@ pub struct CaseResult {
     pub guests: Vec<GuestSpec>,
     /// Operations per second of the first guest alone under the stock scheduler, by window.
     pub alone: Vec<f64>,
+    /// Its longest operation (ms) in each of them, of a workload that times them.
+    #[serde(default)]
+    pub alone_longest_ms: Vec<f64>,
     /// All other windows, and what they say.
     pub comparison: Comparison,
     /// The median ratio that Cohort must reach, where there is one.
@@ -84,6 +87,12 @@ impl CaseResult {
             text += &format!(
                 "one VM alone: {} operations/s (a reference, not a limit)\n",
                 number(median(&self.alone))
+            );
+        }
+        if !self.alone_longest_ms.is_empty() {
+            text += &format!(
+                "its longest operation: {} ms\n",
+                number(median(&self.alone_longest_ms))
             );
         }
         text += &self.comparison.text();
@@ -174,6 +183,7 @@ mod tests {
                 GuestSpec::new("two", 2, workload),
             ],
             alone: vec![170.0],
+            alone_longest_ms: Vec::new(),
             comparison: Comparison::of(Setting::default(), windows, names).unwrap(),
             floor,
         }

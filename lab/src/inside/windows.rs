@@ -23,6 +23,11 @@ pub trait Subject {
     /// # Errors
     /// When they cannot be counted.
     fn operations(&self) -> Result<u64>;
+    /// The longest operation since this was asked last, nanoseconds; `None` if they are not timed.
+    ///
+    /// # Errors
+    /// When it cannot be read.
+    fn take_longest_ns(&self) -> Result<Option<u64>>;
     /// CPU time consumed so far, nanoseconds.
     ///
     /// # Errors
@@ -57,6 +62,15 @@ pub fn operations() -> Metric {
         of: String::new(),
         name: "operations/s".into(),
         better: Better::More,
+    }
+}
+
+/// The longest operation of any guest, of a workload that times them; ms of the guest's clock.
+pub fn longest_operation() -> Metric {
+    Metric {
+        of: String::new(),
+        name: "longest operation, ms".into(),
+        better: Better::Less,
     }
 }
 
@@ -95,7 +109,7 @@ pub fn run_windows<S: Subject>(
     windows.map_err(|error| error.context(who_recovers(subjects, timing)))
 }
 
-/// Operations per second in each of `windows` windows of one subject alone under the stock scheduler, all others frozen.
+/// Windows of one subject alone under the stock scheduler, all others frozen.
 ///
 /// # Errors
 /// As for `run_rounds`.
@@ -104,7 +118,7 @@ pub fn run_alone<S: Subject>(
     alone: usize,
     timing: Timing,
     windows: usize,
-) -> Result<Vec<f64>> {
+) -> Result<Vec<Window>> {
     set_others_frozen(subjects, alone, true)?;
     let measured = run_windows(
         &mut subjects[alone..=alone],
@@ -115,10 +129,7 @@ pub fn run_alone<S: Subject>(
     );
     // Thawed even after an error: its report must not suffer from a second one.
     set_others_frozen(subjects, alone, false)?;
-    Ok(measured?
-        .iter()
-        .map(|window| window.numbers[&operations()])
-        .collect())
+    measured
 }
 
 fn set_others_frozen<S: Subject>(subjects: &mut [S], alone: usize, frozen: bool) -> Result<()> {
@@ -168,13 +179,29 @@ fn who_recovers<S: Subject>(subjects: &[S], timing: Timing) -> String {
 /// One window of all subjects under whatever schedules now: its length in seconds, and what was counted.
 fn measure<S: Subject>(subjects: &mut [S], timing: Timing) -> Result<(f64, BTreeMap<Metric, f64>)> {
     sleep(timing.settle);
+    take_longest(subjects)?;
     let start = Reading::take(subjects)?;
     sleep(timing.window);
     let end = Reading::take(subjects)?;
+    let longest_ns = take_longest(subjects)?;
     for subject in subjects.iter_mut() {
         subject.ensure_alive()?;
     }
-    start.until(&end, subjects)
+    let (seconds, mut numbers) = start.until(&end, subjects)?;
+    if let Some(longest_ns) = longest_ns {
+        numbers.insert(longest_operation(), longest_ns as f64 / 1e6);
+    }
+    Ok((seconds, numbers))
+}
+
+/// The longest operation of all subjects since this was asked last, ns.
+fn take_longest<S: Subject>(subjects: &[S]) -> Result<Option<u64>> {
+    let each = subjects.iter().map(Subject::take_longest_ns);
+    Ok(each
+        .collect::<Result<Vec<_>>>()?
+        .into_iter()
+        .max()
+        .flatten())
 }
 
 /// All counters at one moment.
@@ -269,6 +296,9 @@ mod tests {
             }
             Ok(self.done.get())
         }
+        fn take_longest_ns(&self) -> Result<Option<u64>> {
+            Ok((self.name == "timed").then_some(7_000_000))
+        }
         fn cpu_time_ns(&self) -> Result<u64> {
             Ok(self.done.get() * 1000)
         }
@@ -302,6 +332,13 @@ mod tests {
         assert!(close(&operations(), 40.0 / seconds));
         assert!(close(&cpu_time_of("one"), 100.0 * 10_000.0 / 1e9 / seconds));
         assert_eq!(numbers.len(), 3);
+    }
+
+    #[test]
+    fn the_longest_operation_is_there_if_one_times_them() {
+        let mut fakes = [Fake::new("one", 10), Fake::new("timed", 1)];
+        let (_, numbers) = measure(&mut fakes, SHORT).unwrap();
+        assert_eq!(numbers[&longest_operation()], 7.0);
     }
 
     #[test]
