@@ -176,6 +176,21 @@ __noinline int find_front(s32 cpu, u32 prev_group, u64 turn, struct front *best)
 	return 0;
 }
 
+/* How many groups wait for @cpu; those that do so in two lanes count twice. */
+static u32 nr_waiting_groups(struct cpu_state *c, s32 cpu)
+{
+	u32 i, nr = 0;
+
+	bpf_for(i, 0, LANES_SERVED) {
+		s32 id = busy_lane(c, cpu, i);
+		struct lane *lane = id >= 0 ? lookup_lane(id) : NULL;
+
+		if (lane)
+			nr += lane->nr_listed;
+	}
+	return nr;
+}
+
 /* Is a queue listed that @cpu serves? */
 static bool someone_waits(struct cpu_state *c, s32 cpu)
 {
@@ -229,9 +244,10 @@ static bool take_early(u32 id, s32 cpu)
 	return true;
 }
 
-/* A task of queue @id that ran on @cpu last and stands hardly behind the first
- * one, which did not; 0: none. A vCPU that moves costs a flush of its TLB. */
-__noinline s32 home_task(u32 id, s32 cpu)
+/* A task of queue @id that ran on @cpu last and stands behind the first one, which
+ * did not, by no more than @near_ns; 0: none. A vCPU that moves costs a flush of
+ * its TLB. */
+__noinline s32 home_task(u32 id, s32 cpu, u64 near_ns)
 {
 	struct task_struct *p;
 	u64 first_vtime = 0;
@@ -246,12 +262,21 @@ __noinline s32 home_task(u32 id, s32 cpu)
 		if (!seen)
 			first_vtime = p->scx.dsq_vtime;
 		if (home && seen &&
-		    !vtime_before(first_vtime + slice_ns, p->scx.dsq_vtime))
+		    !vtime_before(first_vtime + near_ns, p->scx.dsq_vtime))
 			pid = p->pid;
 		if (home || ++seen >= MOVE_TRIES)
 			break;
 	}
 	return pid;
+}
+
+/* How far siblings in @q may be passed by one that is at home. */
+static u64 home_ns(const struct queue *q)
+{
+	struct group *g = lookup_group(q->group);
+	bool bounded = g && bounds_skew(g) && skew_resume_ns < slice_ns;
+
+	return bounded ? skew_resume_ns : slice_ns;
 }
 
 /* Move a task of queue @id that may run on @cpu there: the first one, if no other
@@ -267,7 +292,7 @@ __noinline int take_from(u32 id, s32 cpu)
 	if (is_on(MECH_GRACE) && take_early(id, cpu))
 		return true;
 	q = lookup_queue(id);
-	pid = q && q->nr_waiting > 1 ? home_task(id, cpu) : 0;
+	pid = q && q->nr_waiting > 1 ? home_task(id, cpu, home_ns(q)) : 0;
 	if (pid && run_waiting(id, pid, cpu, turn_ns()))
 		return true;
 	bpf_for_each(scx_dsq, p, id, 0) {

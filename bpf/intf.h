@@ -42,7 +42,9 @@ enum mechanism {
 	MECH_GRACE = 9, /* who is in guest kernel mode waits less */
 	MECH_RESUME = 10, /* a turn that is interrupted goes on */
 	MECH_COHORTS = 11, /* a VM's vCPUs run in the same turns */
-	NR_MECH = 12,
+	MECH_SHORT_TURNS = 12, /* turns are shorter where many wait */
+	MECH_SKEW = 13, /* a vCPU too far ahead of its siblings is stopped */
+	NR_MECH = 14,
 };
 
 /* Whether a VM is a cohort; written by Rust for the VM's process. */
@@ -101,6 +103,10 @@ struct group_stats {
 	u64 windows_partial; /* of which not all vCPUs ran that could */
 	u64 window_skew[NR_BUCKETS]; /* of the others, from the window's begin
 					until the last one ran; buckets as above */
+	u64 costop_ns; /* vCPUs were stopped, as they were too far ahead of
+			  their slowest sibling; not part of ready_ns */
+	u64 costops[NR_BUCKETS]; /* such stops, by how far it was; buckets as
+				    above */
 };
 
 /* What Rust reads of a group: the head of the BPF side's struct group. */
@@ -185,6 +191,13 @@ struct vcpu_counters {
 				       CPU, until it ran; buckets as above */
 	u64 ipi_to_run_ns; /* the sum of these times */
 	u64 longest_ipi_ns; /* the longest of them */
+};
+
+/* How long a vCPU was kept from running by the scheduler itself, since that knows
+ * it. Cohort counts it, by thread, in a map that the observer looks for. */
+struct vcpu_waits {
+	u64 costop_ns; /* too far ahead of its siblings */
+	u64 capped_ns; /* its VM's cap was used up */
 };
 
 enum taker_kind {

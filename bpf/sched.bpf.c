@@ -24,6 +24,7 @@
 #include "policy/deboost.h"
 #include "policy/fair.h"
 #include "policy/ipi.h"
+#include "policy/skew.h"
 #include "policy/target.h"
 #include "kvm.bpf.h"
 #include "signals.bpf.h"
@@ -34,9 +35,11 @@
 #include "window.bpf.h"
 #include "vcpu.bpf.h"
 #include "yield.bpf.h"
+#include "skew.bpf.h"
 #include "front.bpf.h"
 #include "balance.bpf.h"
 #include "react.bpf.h"
+#include "alarm.bpf.h"
 #include "observe.bpf.h"
 
 char _license[] SEC("license") = "GPL";
@@ -45,7 +48,6 @@ UEI_DEFINE(uei);
 
 enum {
 	DISPATCH_TRIES = 4, /* fronts that a dispatch loses to other CPUs */
-	TURNS_FRESH_NS = 1000000000, /* turns follow ticks each second */
 };
 
 /* ---- predicates ---- */
@@ -206,7 +208,8 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 	lane_kick_idle(lane_id);
 
 	if (!(enq_flags & SCX_ENQ_WAKEUP)) {
-		if (tc->is_vcpu && tc->last_cpu == cpu && is_on(MECH_RESUME))
+		if (tc->is_vcpu && tc->last_cpu == cpu && !tc->stopped_at_ns &&
+		    is_on(MECH_RESUME))
 			interrupt_turn(c, p->pid, queue_id, now);
 		return;
 	}
@@ -253,11 +256,13 @@ static void extend(struct cpu_state *c, struct task_struct *p,
 	struct group *g = lookup_group(tc->group);
 	u64 slice = turn_ns();
 
-	if (g)
-		join_window(g, tc, now);
-
+	tc->stopped_at_ns = 0; /* nobody has taken its place */
 	scx_bpf_task_set_slice(p, slice);
 	c->slice_until_ns = now + slice;
+	if (!g)
+		return;
+	join_window(g, tc, now);
+	watch_slice(scx_bpf_task_cpu(p), c, g, tc, now);
 }
 
 /* The contest on @c, if there was one, went to group @id, which the key of @front
@@ -456,14 +461,36 @@ void BPF_STRUCT_OPS(cohort_runnable, struct task_struct *p, u64 enq_flags)
 		count(&g->info.stats.wakeups);
 }
 
+/* vCPU @tid, which has a CPU again, was kept from running so long. */
+static void note_waits(s32 tid, u64 costop_ns, u64 capped_ns)
+{
+	struct vcpu_waits *waits, first = {
+		.costop_ns = costop_ns,
+		.capped_ns = capped_ns,
+	};
+
+	if (!costop_ns && !capped_ns)
+		return;
+	waits = bpf_map_lookup_elem(&cohort_waits, &tid);
+	if (!waits) {
+		bpf_map_update_elem(&cohort_waits, &tid, &first, BPF_NOEXIST);
+		return;
+	}
+	waits->costop_ns += costop_ns;
+	waits->capped_ns += capped_ns;
+}
+
 /* A task got a CPU: how long it waited, and a vCPU behind whom. */
 static void account_wait(struct task_struct *p, struct task_ctx *tc,
 			 struct group *g, struct cpu_state *c, s32 cpu, u64 now)
 {
 	u64 waited_ns = tc->ready_at_ns ? now - tc->ready_at_ns : 0;
-	u64 throttled_ns = tc->throttled_ns;
+	u64 throttled_ns = tc->throttled_ns, costop_ns;
 	struct lane *lane;
 
+	end_stop(tc, now);
+	costop_ns = tc->costop_ns;
+	tc->costop_ns = 0;
 	tc->ready_at_ns = 0;
 	tc->throttled_ns = 0;
 	__sync_fetch_and_add(&g->info.stats.waited_ns, waited_ns);
@@ -473,7 +500,12 @@ static void account_wait(struct task_struct *p, struct task_ctx *tc,
 	if (throttled_ns > waited_ns)
 		throttled_ns = waited_ns;
 	__sync_fetch_and_add(&g->info.stats.throttled_ns, throttled_ns);
-	__sync_fetch_and_add(&g->info.stats.ready_ns, waited_ns - throttled_ns);
+	if (costop_ns > waited_ns - throttled_ns)
+		costop_ns = waited_ns - throttled_ns;
+	__sync_fetch_and_add(&g->info.stats.costop_ns, costop_ns);
+	note_waits(p->pid, costop_ns, throttled_ns);
+	__sync_fetch_and_add(&g->info.stats.ready_ns,
+			     waited_ns - throttled_ns - costop_ns);
 	if (tc->last_cpu >= 0 && tc->last_cpu != cpu)
 		count(&g->info.stats.migrations);
 	if (c->prev_group != tc->group || c->prev_pid == p->pid)
@@ -514,6 +546,7 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 		g->task_vtime_now = tc->vtime;
 	__sync_fetch_and_add(&g->running, fair_runs(now));
 	c->group = tc->group;
+	watch_slice(cpu, c, g, tc, now);
 }
 
 void BPF_STRUCT_OPS(cohort_stopping, struct task_struct *p, bool runnable)
@@ -548,34 +581,25 @@ void BPF_STRUCT_OPS(cohort_quiescent, struct task_struct *p, u64 deq_flags)
 	stop_waiting(tc);
 	tc->ready_at_ns = 0;
 	tc->throttled_ns = 0;
+	tc->stopped_at_ns = 0;
+	tc->costop_ns = 0;
 	if (tc->is_runnable) {
 		tc->is_runnable = 0;
 		group_runnable(tc->group, -1);
 	}
 }
 
-/* The extension that the running task was given is over. */
-static int end_grace(void *map, u32 *cpu, struct grace *grace)
-{
-	struct cpu_state *c = lookup_cpu(*cpu);
-
-	if (c && c->grace_pid)
-		scx_bpf_kick_cpu(*cpu, SCX_KICK_PREEMPT);
-	return 0;
-}
-
 /* The slice of @p is over: a vCPU that somebody may be waiting for, as it is in
  * guest kernel mode, runs on for a moment. */
 static void give_grace(struct task_struct *p, struct cpu_state *c, u64 now)
 {
-	struct grace *grace = lookup_grace(scx_bpf_task_cpu(p));
 	u64 longer_ns = grace_ns(slice_ns);
 
-	if (!grace || c->grace_pid || !c->contested || !is_on(MECH_GRACE) ||
+	if (c->grace_pid || !c->contested || !is_on(MECH_GRACE) ||
 	    !is_in_guest_kernel(p))
 		return;
-	/* To the next tick if need be: the timer ends it before. */
-	if (bpf_timer_start(&grace->timer, longer_ns, BPF_F_TIMER_CPU_PIN))
+	/* To the next tick if need be: the alarm ends it before. */
+	if (!set_alarm(scx_bpf_task_cpu(p), longer_ns))
 		return;
 	c->grace_pid = p->pid;
 	scx_bpf_task_set_slice(p, slice_ns);
@@ -583,34 +607,20 @@ static void give_grace(struct task_struct *p, struct cpu_state *c, u64 now)
 	count_effect(MECH_GRACE);
 }
 
-/* A tick came: turns follow the ticks. */
-static void follow_ticks(u64 now)
-{
-	s64 lateness = tick_lateness(now, turns_ns, slice_ns);
-	s64 least = least_lateness(turns_late_ns, lateness, slice_ns);
-
-	/* All CPUs are here at once: they rarely have to write. */
-	if (least != turns_late_ns)
-		turns_late_ns = least;
-	if (now - turns_set_ns <= TURNS_FRESH_NS)
-		return;
-	turns_set_ns = now;
-	turns_ns = turn_base(turns_ns, least, lateness, slice_ns);
-	turns_late_ns = slice_ns;
-}
-
 void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 {
 	struct task_ctx *tc = lookup_task_may_fail(p);
-	struct cpu_state *c = lookup_cpu(scx_bpf_task_cpu(p));
+	s32 cpu = scx_bpf_task_cpu(p);
+	struct cpu_state *c = lookup_cpu(cpu);
 	u64 now = scx_bpf_now();
 	struct group *g;
 
 	if (!tc || !c || !tc->run_at_ns)
 		return;
+	follow_crowd(c, nr_waiting_groups(c, cpu));
 	follow_ticks(now);
 	charge(p, tc, c, now);
-	if (throttled_by(tc->group))
+	if (throttled_by(tc->group) || stops_for_sibling(tc, now))
 		scx_bpf_task_set_slice(p, 0);
 	else if (!p->scx.slice)
 		give_grace(p, c, now);
@@ -654,6 +664,7 @@ void BPF_STRUCT_OPS(cohort_exit_task, struct task_struct *p,
 		    struct scx_exit_task_args *args)
 {
 	struct task_ctx *tc = lookup_task_may_fail(p);
+	s32 tid = p->pid;
 
 	if (!tc || args->cancelled)
 		return;
@@ -662,6 +673,8 @@ void BPF_STRUCT_OPS(cohort_exit_task, struct task_struct *p,
 		tc->is_runnable = 0;
 		group_runnable(tc->group, -1);
 	}
+	if (tc->is_vcpu)
+		bpf_map_delete_elem(&cohort_waits, &tid);
 	leave_group(tc);
 	tc->group = 0;
 	forget_lane(tc);
@@ -810,15 +823,15 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_init)
 	bpf_for(i, 0, nr_cpus) {
 		struct lane *lane = lookup_lane(i);
 
-		struct grace *grace = lookup_grace(i);
+		struct cpu_alarm *alarm = lookup_alarm(i);
 
-		if (!lane || !grace)
+		if (!lane || !alarm)
 			return -EINVAL;
 		lane->nr_cpus = 1;
-		err = bpf_timer_init(&grace->timer, &graces, CLOCK_MONOTONIC);
+		err = bpf_timer_init(&alarm->timer, &alarms, CLOCK_MONOTONIC);
 		if (err)
 			return err;
-		bpf_timer_set_callback(&grace->timer, end_grace);
+		bpf_timer_set_callback(&alarm->timer, alarm_rings);
 	}
 	bpf_for(i, 0, nr_domains) {
 		err = init_domain_lane(i);

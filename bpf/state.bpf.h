@@ -29,6 +29,15 @@ const volatile u8 node_distance[MAX_NODES * MAX_NODES]; /* as the kernel's */
 
 struct host_stats host_stats;
 
+/* How far ahead of its slowest waiting sibling a vCPU of a cohort is stopped, when
+ * it goes on, and how often that is looked at. */
+const volatile u64 skew_limit_ns = 3000000;
+const volatile u64 skew_resume_ns = 2000000;
+const volatile u64 skew_check_ns = 1000000;
+
+/* How long a VM is to wait for its turn, at most. */
+const volatile u64 ready_wait_ns = 24000000;
+
 /* Bits of enum mechanism; written by Rust at any time. */
 volatile u32 mechanisms = (1U << NR_MECH) - 1;
 
@@ -38,6 +47,10 @@ u64 turns_ns;
 u64 turns_set_ns;
 /* How late ticks have come since, at least; the slice: none was near. */
 s64 turns_late_ns;
+/* How often a slice is halved to make a turn; written with turns_ns. */
+u32 turns_halved;
+/* How many groups waited for a CPU since, times CROWD_ONE; the busiest CPU's. */
+u32 turns_crowd;
 
 /* A queue's place among the queues of its lane, or among a cap's parked ones. */
 struct queue_node {
@@ -76,7 +89,7 @@ struct lane {
 	struct bpf_rb_root tree __contains(queue_node, rb);
 	u32 nr_listed; /* queues in tree; under lock, read without */
 	u32 nr_cpus; /* in it */
-	u64 window; /* opened on it last: number of the turn and, in the lowest
+	u64 window; /* opened on it last: id of the turn and, in the lowest
 		       QUEUE_BITS, the cohort's queue; compare-and-swap */
 	u32 users; /* subset: tasks assigned to it; atomic, 0: free */
 	struct bpf_cpumask __kptr *mask; /* domain and subset lanes */
@@ -104,6 +117,7 @@ struct cpu_state {
 	u64 prev_run_ns; /* how long it ran */
 
 	u64 slice_until_ns; /* end of the running task's slice */
+	u32 crowd; /* groups that wait for it, on average, times CROWD_ONE */
 
 	/* A short extension of a slice. */
 	s32 grace_pid; /* the running task if it was given one, else 0 */
@@ -170,7 +184,7 @@ struct group {
 
 	/* Cohort: its last window. Written by the CPU that opens it, before
 	 * lanes show it. */
-	u64 window_turn; /* number of the turn */
+	u64 window_turn; /* id of the turn */
 	u64 window_bound; /* virtual time: groups before it are not held up */
 	u64 window_at_ns; /* when it began */
 	u32 window_wanted; /* vCPUs that could run in it */
@@ -198,6 +212,8 @@ struct task_ctx {
 	u64 vtime; /* ns of virtual time inside its group */
 	u64 parked_mark_ns; /* its queue's parked_sum_ns when it joined that */
 	u64 throttled_ns; /* of its present waiting, in parked queues */
+	u64 stopped_at_ns; /* when it was stopped, being ahead; 0: it is not */
+	u64 costop_ns; /* of its present waiting, stopped */
 	u64 ready_at_ns; /* when it began to wait, 0: it does not */
 	u64 charged_ns; /* of its CPU time, as the kernel counts that */
 	u64 charged_at_ns; /* when that was, while it runs */
@@ -250,9 +266,9 @@ struct {
 	__type(value, struct cpu_state);
 } cpus SEC(".maps");
 
-/* Ends an extension of a slice on a CPU. Not in its state: functions that the
+/* What a CPU is to do between two ticks. Not in its state: functions that the
  * verifier looks at by themselves may not be given what holds a timer. */
-struct grace {
+struct cpu_alarm {
 	struct bpf_timer timer;
 };
 
@@ -260,8 +276,8 @@ struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, MAX_CPUS);
 	__type(key, u32);
-	__type(value, struct grace);
-} graces SEC(".maps");
+	__type(value, struct cpu_alarm);
+} alarms SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_TASK_STORAGE);
@@ -278,6 +294,15 @@ struct {
 	__type(key, u32);
 	__type(value, u64);
 } effects SEC(".maps");
+
+/* By thread; without vCPUs that never waited so. The observer finds it by name. */
+struct {
+	__uint(type, BPF_MAP_TYPE_HASH);
+	__uint(map_flags, BPF_F_NO_PREALLOC);
+	__uint(max_entries, 65536);
+	__type(key, s32);
+	__type(value, struct vcpu_waits);
+} cohort_waits SEC(".maps");
 
 /* By cgroup id, not in cgroup storage: an untrusted pointer is enough. */
 struct {
@@ -354,7 +379,7 @@ DEFINE_LOOKUP(group, group, groups)
 DEFINE_LOOKUP(queue, queue, queues)
 DEFINE_LOOKUP(lane, lane, lanes)
 DEFINE_LOOKUP(cpu, cpu_state, cpus)
-DEFINE_LOOKUP(grace, grace, graces)
+DEFINE_LOOKUP(alarm, cpu_alarm, alarms)
 
 /* A number that was free; @used counts those that are not. */
 static __always_inline bool take_number(void *free, u64 *used, u32 *id)

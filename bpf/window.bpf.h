@@ -15,15 +15,16 @@
 
 enum {
 	MAX_COHORT_QUEUES = 64, /* of a VM, in which a window is opened */
+	TURNS_FRESH_NS = 1000000000, /* turns follow ticks each second */
 };
 
-/* The number of the turn to whose end a task that starts now runs; 0: there are
- * no windows. */
+/* The id of the turn to whose end a task that starts now runs; 0: there are no
+ * windows. */
 static u64 turn_for_windows(u64 now)
 {
 	if (!is_on(MECH_COHORTS) || !is_on(MECH_TURNS))
 		return 0;
-	return turn_number(now, turns_ns, slice_ns);
+	return turn_id(now, turns_ns, slice_ns, turns_halved);
 }
 
 /* How long a task that starts now may run. */
@@ -32,7 +33,44 @@ static u64 turn_ns(void)
 	if (!is_on(MECH_TURNS))
 		return slice_ns;
 	count_effect(MECH_TURNS);
-	return turn_left(scx_bpf_now(), turns_ns, slice_ns);
+	return turn_left(scx_bpf_now(), turns_ns, slice_ns >> turns_halved);
+}
+
+/* A tick came, at which @waiting groups wait for @c: turns are shorter where many
+ * do. At once, but longer again only each second, for the busiest CPU. */
+static void follow_crowd(struct cpu_state *c, u32 waiting)
+{
+	u32 halvings;
+
+	c->crowd = crowd(c->crowd, waiting);
+	if (turns_crowd < c->crowd)
+		turns_crowd = c->crowd;
+	if (!is_on(MECH_SHORT_TURNS))
+		return;
+	halvings = turn_halvings(slice_ns, ready_wait_ns, c->crowd);
+	if (halvings > turns_halved)
+		turns_halved = halvings;
+}
+
+/* A tick came: turns follow the ticks. */
+static void follow_ticks(u64 now)
+{
+	s64 lateness = tick_lateness(now, turns_ns, slice_ns);
+	s64 least = least_lateness(turns_late_ns, lateness, slice_ns);
+
+	/* All CPUs are here at once: they rarely have to write. */
+	if (least != turns_late_ns)
+		turns_late_ns = least;
+	if (now - turns_set_ns <= TURNS_FRESH_NS)
+		return;
+	turns_set_ns = now;
+	turns_ns = turn_base(turns_ns, least, lateness, slice_ns);
+	turns_late_ns = slice_ns;
+	turns_halved = is_on(MECH_SHORT_TURNS)
+			       ? turn_halvings_after(slice_ns, ready_wait_ns,
+						     turns_crowd, turns_halved)
+			       : 0;
+	turns_crowd = 0;
 }
 
 /* @g, a VM, used CPU time: do its vCPUs wait for each other? */

@@ -13,6 +13,8 @@ pub enum Column {
     Run,
     /// Runnable, waiting for a CPU.
     Ready,
+    /// Runnable, stopped for its siblings.
+    Costop,
     /// Runnable, stopped by a cap.
     Limited,
     /// Nothing to do in the guest.
@@ -71,10 +73,11 @@ pub struct About {
 
 impl Column {
     /// All, the most asked for first.
-    pub const ALL: [Column; 23] = [
+    pub const ALL: [Column; 24] = [
         Column::Vcpus,
         Column::Run,
         Column::Ready,
+        Column::Costop,
         Column::Limited,
         Column::Halted,
         Column::Entitled,
@@ -144,11 +147,19 @@ impl Column {
                 "from sched_wakeup or preemption until the thread runs",
                 "above 5: guests notice; above 10: they complain",
             ),
+            Column::Costop => about(
+                "%CSTP",
+                "costop_pct",
+                "runnable and stopped, being too far ahead of its siblings, in % of the time",
+                "Cohort's own count, of waits that have ended; where Cohort does not schedule nobody is stopped, and this is \
+                 not there",
+                "above 5: the VM has more vCPUs than it can use here",
+            ),
             Column::Limited => about(
                 "%MLMTD",
                 "limited_pct",
                 "runnable and stopped by a cap (cpu.max), in % of the time",
-                "waiting while the kernel's throttling of its cgroup lasts; a cap that Cohort enforces counts as %RDY",
+                "waiting while the kernel's throttling of its cgroup lasts, or while Cohort holds it back for its cap",
                 "above 0: its owner has bought too little, or the cap is wrong",
             ),
             Column::Halted => about(
@@ -299,6 +310,7 @@ impl Column {
             Column::Vcpus => Some(f64::from(vcpu.vcpus)),
             Column::Run => Some(vcpu.run_pct),
             Column::Ready => Some(vcpu.ready_pct),
+            Column::Costop => Some(vcpu.costop_pct),
             Column::Limited => Some(vcpu.limited_pct),
             Column::Halted => Some(vcpu.halted_pct),
             Column::Entitled => Some(vcpu.entitled_pct),
@@ -332,6 +344,7 @@ impl Column {
         match self {
             Column::Run
             | Column::Ready
+            | Column::Costop
             | Column::Limited
             | Column::Halted
             | Column::Entitled
@@ -359,11 +372,9 @@ mod tests {
     const NOT_THERE: &str = "\
 ## What is not there
 
-- Co-stop (%CSTP of esxtop): time in which a vCPU is stopped because it is ahead of its siblings. Neither KVM nor Cohort stops
-  vCPUs for that.
 - What a guest spins before it is stopped. A PAUSE-loop exit comes after the window that the host has set (`ple_window`), and
   not at all where PAUSE does not exit; %SPIN is what the host does about it then.
-- Caps that a sched_ext scheduler enforces: they count as %RDY. `cohort stats` tells them apart.
+- Caps that another sched_ext scheduler than Cohort enforces: they count as %RDY.
 
 ## How true it is
 

@@ -39,6 +39,10 @@ pub enum Mechanism {
     Resume,
     /// A vCPU preempted in guest kernel mode runs again before its siblings; on AMD it runs on for a moment first
     Grace,
+    /// Turns are shorter than a slice where many groups wait; needs turns
+    ShortTurns,
+    /// A vCPU of a cohort that is too far ahead of its siblings is stopped until they have caught up
+    Skew,
 }
 
 /// What is off unless asked for, as its worth has not been shown yet.
@@ -61,6 +65,8 @@ impl Mechanism {
             Self::Credit => intf::mechanism_MECH_CREDIT,
             Self::Resume => intf::mechanism_MECH_RESUME,
             Self::Grace => intf::mechanism_MECH_GRACE,
+            Self::ShortTurns => intf::mechanism_MECH_SHORT_TURNS,
+            Self::Skew => intf::mechanism_MECH_SKEW,
         };
         number as usize
     }

@@ -133,6 +133,12 @@ pub struct VmStats {
     pub ready_pct: f64,
     #[stat(desc = "part of its vCPUs' time in which a cap stopped them, in percent")]
     pub throttled_pct: f64,
+    #[stat(
+        desc = "part of its vCPUs' time in which they were stopped, as they were too far ahead of their siblings, in percent"
+    )]
+    pub costop_pct: f64,
+    #[stat(desc = "such stops, by how far ahead they were: less than 2^i us")]
+    pub costops: Vec<u64>,
     #[stat(desc = "directed yields that KVM offered")]
     pub yields_offered: u64,
     #[stat(desc = "yields for which a sibling was ready, KVM's candidate or a better one")]
@@ -345,7 +351,7 @@ impl GroupInWindow {
     /// A vCPU cannot ask for more than all of the time. Other tasks have no such
     /// bound here, as their number may have changed in the window.
     fn demand_ns(&self, length_ns: u64) -> f64 {
-        let vcpus_waited_ns = self.used.ready_ns + self.used.throttled_ns;
+        let vcpus_waited_ns = self.used.ready_ns + self.used.throttled_ns + self.used.costop_ns;
         let vcpus_ns = (self.used.vcpu_run_ns + vcpus_waited_ns) as f64;
         let all_ns = (self.used.run_ns + self.used.waited_ns) as f64;
         let others_ns = (all_ns - vcpus_ns).max(0.0);
@@ -369,6 +375,8 @@ impl GroupInWindow {
             vcpus: self.info.nr_vcpus,
             ready_pct: of_vcpu_time(self.used.ready_ns),
             throttled_pct: of_vcpu_time(self.used.throttled_ns),
+            costop_pct: of_vcpu_time(self.used.costop_ns),
+            costops: self.used.costops.to_vec(),
             yields_offered: self.used.yields_offered,
             yields_ready: self.used.yields_ready,
             yields_served: self.used.yields_served,
@@ -401,7 +409,7 @@ impl GroupInWindow {
 }
 
 /// Nothing of nothing is 0 %.
-pub(crate) fn percent(part: f64, whole: f64) -> f64 {
+pub fn percent(part: f64, whole: f64) -> f64 {
     match whole > 0.0 {
         true => 100.0 * part / whole,
         false => 0.0,
@@ -418,6 +426,8 @@ fn difference(before: &intf::group_stats, after: &intf::group_stats) -> intf::gr
         windows: after.windows.saturating_sub(before.windows),
         windows_partial: after.windows_partial.saturating_sub(before.windows_partial),
         window_skew: gained(before.window_skew, after.window_skew),
+        costop_ns: after.costop_ns.saturating_sub(before.costop_ns),
+        costops: gained(before.costops, after.costops),
         yields_better: after.yields_better.saturating_sub(before.yields_better),
         yields_relaxed: after.yields_relaxed.saturating_sub(before.yields_relaxed),
         spin_exits: after.spin_exits.saturating_sub(before.spin_exits),

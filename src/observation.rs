@@ -43,6 +43,8 @@ pub struct Observation {
     pub cpus_of: HashMap<u32, BTreeSet<usize>>,
     /// Among which cgroups CPU time is divided; none where those are of version 1.
     pub competition: Option<Competition>,
+    /// How long Cohort kept vCPUs from running, by thread; `None` where it does not schedule.
+    pub waits: Option<HashMap<i32, intf::vcpu_waits>>,
     /// Who took CPUs from whom.
     pub takers: Vec<TakerReading>,
     /// What cgroups among them are called.
@@ -67,6 +69,7 @@ impl HostView {
             {
                 gain.less(earlier);
             }
+            gain.kept_ns = kept_ns(vcpu.tid, before, after);
             let vm = of_vms.entry(vcpu.tgid).or_default();
             vm.insert(vcpu.vcpu_id, gain);
         }
@@ -103,6 +106,9 @@ impl HostView {
             ));
             unseen.push(String::from("entitled_pct"));
         }
+        if after.waits.is_none() {
+            unseen.push(String::from("costop_pct"));
+        }
         let host = host.view(length_ns);
         let overhead_pct = percent(host.poll_pct + host.spin_pct, host.run_pct);
         if host.run_pct == 0.0 || unseen.iter().any(|field| field == "spin_pct") {
@@ -119,6 +125,17 @@ impl HostView {
             vms,
         }
     }
+}
+
+/// How long the scheduler kept thread `tid` from running: as too far ahead, as its VM's cap was used up.
+fn kept_ns(tid: i32, before: &Observation, after: &Observation) -> [u64; 2] {
+    let at = |observation: &Observation| {
+        let waits = observation.waits.as_ref().and_then(|waits| waits.get(&tid));
+        waits.map_or([0; 2], |waits| [waits.costop_ns, waits.capped_ns])
+    };
+    let (before, after) = (at(before), at(after));
+    // It begins anew with a new scheduler.
+    std::array::from_fn(|i| after[i].checked_sub(before[i]).unwrap_or(after[i]))
 }
 
 /// What VMs are called; those with a name in common get their process behind it.
@@ -253,6 +270,8 @@ struct Gain {
     kvm: u64,
     vcpus: u32,
     phase_ns: [u64; PHASES],
+    /// Of the time in which it was ready: stopped, capped; by the scheduler.
+    kept_ns: [u64; 2],
     entitled_ns: u64,
     longest_ready_ns: u64,
     longest_ipi_ns: u64,
@@ -275,6 +294,7 @@ impl Gain {
             kvm: counters.kvm,
             vcpus: 1,
             phase_ns,
+            kept_ns: [0; 2],
             entitled_ns: 0,
             longest_ready_ns: counters.longest_ready_ns,
             longest_ipi_ns: counters.longest_ipi_ns,
@@ -308,6 +328,7 @@ impl Gain {
             }
         };
         each(&mut self.phase_ns, &other.phase_ns);
+        each(&mut self.kept_ns, &other.kept_ns);
         each(&mut self.counts, &other.counts);
         each(&mut self.ipi_to_run, &other.ipi_to_run);
         each(&mut self.ready_us, &other.ready_us);
@@ -342,7 +363,14 @@ impl Gain {
 
     fn view(&self, length_ns: u64) -> VcpuView {
         let vcpu_time_ns = length_ns as f64 * f64::from(self.vcpus);
-        let phase_pct = |phase: u32| percent(self.phase_ns[phase as usize] as f64, vcpu_time_ns);
+        let phase_ns = |phase: u32| self.phase_ns[phase as usize];
+        let phase_pct = |phase| percent(phase_ns(phase) as f64, vcpu_time_ns);
+        // What was counted at the end of a wait may have begun in the window before.
+        let ready_ns = phase_ns(intf::vcpu_phase_PHASE_READY);
+        let costop_ns = self.kept_ns[0].min(ready_ns);
+        let capped_ns = self.kept_ns[1].min(ready_ns - costop_ns);
+        let ready_ns = ready_ns - costop_ns - capped_ns;
+        let limited_ns = phase_ns(intf::vcpu_phase_PHASE_LIMITED) + capped_ns;
         let [
             poll_ns,
             spin_ns,
@@ -361,12 +389,12 @@ impl Gain {
             stacked_ns,
             ipi_to_run_ns,
         ] = self.counts;
-        let ready_ns = self.phase_ns[intf::vcpu_phase_PHASE_READY as usize];
         VcpuView {
             vcpus: self.vcpus,
             run_pct: phase_pct(intf::vcpu_phase_PHASE_RUNS),
-            ready_pct: phase_pct(intf::vcpu_phase_PHASE_READY),
-            limited_pct: phase_pct(intf::vcpu_phase_PHASE_LIMITED),
+            ready_pct: percent(ready_ns as f64, vcpu_time_ns),
+            costop_pct: percent(costop_ns as f64, vcpu_time_ns),
+            limited_pct: percent(limited_ns as f64, vcpu_time_ns),
             halted_pct: phase_pct(intf::vcpu_phase_PHASE_HALTED),
             away_pct: phase_pct(intf::vcpu_phase_PHASE_AWAY),
             poll_pct: percent(poll_ns as f64, vcpu_time_ns),

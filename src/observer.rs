@@ -15,8 +15,9 @@ use crate::scheduler::monotonic_ns;
 use crate::sight::{Seen, load_hooks};
 use crate::view::HostView;
 use anyhow::{Context, Result, anyhow};
+use libbpf_rs::query::MapInfoIter;
 use libbpf_rs::skel::{OpenSkel, Skel, SkelBuilder};
-use libbpf_rs::{Iter, MapCore, MapFlags, OpenObject};
+use libbpf_rs::{Iter, MapCore, MapFlags, MapHandle, OpenObject};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 use observe::{ObserveSkel, ObserveSkelBuilder};
@@ -26,8 +27,10 @@ use std::io::Read;
 use std::mem::MaybeUninit;
 use std::ptr;
 
-/// Takers are read in parts of this many.
+/// Entries of maps are read in parts of this many.
 const PER_READ: u32 = 512;
+/// Where Cohort counts how long it kept vCPUs from running.
+const WAITS_MAP: &str = "cohort_waits";
 
 /// The observer while it observes.
 pub struct Observer<'object> {
@@ -91,6 +94,7 @@ impl<'object> Observer<'object> {
             cpus_of: cpus_of(&vcpus, &online),
             competition,
             cgroup_names: cgroup_names.names(&self.host, &cgroups.collect()),
+            waits: read_waits(),
             takers,
             vcpus,
         })
@@ -118,6 +122,24 @@ impl<'object> Observer<'object> {
             })
             .collect()
     }
+}
+
+/// How long Cohort kept vCPUs from running, by thread; `None` while it does not schedule this host.
+fn read_waits() -> Option<HashMap<i32, intf::vcpu_waits>> {
+    let map = MapInfoIter::default()
+        .filter(|map| map.name == WAITS_MAP)
+        .filter(|map| map.value_size as usize == size_of::<intf::vcpu_waits>())
+        .last()?;
+    let map = MapHandle::from_map_id(map.id).ok()?;
+    let mut waits = HashMap::new();
+    // What changes meanwhile is read the next time.
+    for (tid, of_vcpu) in map
+        .lookup_batch(PER_READ, MapFlags::ANY, MapFlags::ANY)
+        .ok()?
+    {
+        waits.insert(from_bytes(&tid).ok()?, from_bytes(&of_vcpu).ok()?);
+    }
+    Some(waits)
 }
 
 /// What happened between each two readings.

@@ -12,7 +12,7 @@ use std::io::{BufRead, BufReader, Write};
 use std::path::{Path, PathBuf};
 
 /// Raised whenever a window's fields change so that older programs cannot read them.
-const FORMAT: u32 = 2;
+const FORMAT: u32 = 3;
 
 #[derive(Deserialize, Serialize)]
 struct Header {

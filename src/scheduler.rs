@@ -350,6 +350,10 @@ fn configure_and_load<'object>(
     constants.nr_cpus = domains.of_cpu.len() as u32;
     constants.nr_domains = u32::from(domains.count);
     constants.slice_ns = settings.slice_us * 1000;
+    constants.ready_wait_ns = settings.ready_wait_ms * 1_000_000;
+    constants.skew_limit_ns = settings.skew.limit_us * 1000;
+    constants.skew_resume_ns = settings.skew.resume_us * 1000;
+    constants.skew_check_ns = settings.skew.check_us * 1000;
     open.struct_ops.cohort_ops_mut().timeout_ms = settings.timeout_ms;
     // The ops are attached last and by themselves, in attach(); libbpf would
     // warn that the skeleton does not attach them with the rest.

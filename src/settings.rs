@@ -6,7 +6,7 @@
 use crate::exceptions::Exception;
 use crate::mechanism::{Mechanism, Mechanisms};
 use crate::sight::Sight;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use clap::Args;
 use serde::Deserialize;
 use std::fmt::Display;
@@ -25,13 +25,25 @@ const TIMEOUT_MS_DEFAULT: u32 = 5_000;
 
 const STATS_SECONDS: RangeInclusive<u64> = 1..=3600;
 
+const READY_WAIT_MS: RangeInclusive<u64> = 1..=1000;
+const READY_WAIT_MS_DEFAULT: u64 = 24;
+
+const SKEW_US: RangeInclusive<u64> = 100..=1_000_000;
+/// ESXi's figures.
+const SKEW_DEFAULT: Skew = Skew {
+    limit_us: 3_000,
+    resume_us: 2_000,
+    check_us: 1_000,
+};
+
 /// The options of `cohort run`.
 #[derive(Args, Clone, Debug, Default)]
 pub struct RunOptions {
     /// Read settings from this TOML file; options on the command line win
     ///
     /// The file has the same settings as the command line, as keys: slice_us,
-    /// timeout_ms, stats_seconds, off, on, blind; and exceptions for single VMs (vm). A key that
+    /// timeout_ms, ready_wait_ms, skew_limit_us, skew_resume_us, skew_check_us, stats_seconds,
+    /// off, on, blind; and exceptions for single VMs (vm). A key that
     /// does not exist, a wrong type and a value out of range are errors that name the line.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
@@ -54,6 +66,32 @@ pub struct RunOptions {
     /// host, or a VM with a tight cpu.max, for a fault. 100 to 30000.
     #[arg(long, value_name = "MILLISECONDS", value_parser = parse_timeout_ms)]
     timeout_ms: Option<u32>,
+
+    /// How long a VM waits for its turn at most, in milliseconds, where many VMs want the same CPUs [default: 24]
+    ///
+    /// When so many groups wait that one slice for each of them takes longer, turns
+    /// become shorter than a slice: a half, a quarter, at least an eighth. A small
+    /// value makes crowded hosts answer sooner; the switches cost throughput. VMs of
+    /// little weight wait longer, as they are entitled to less. 1 to 1000.
+    #[arg(long, value_name = "MILLISECONDS", value_parser = parse_ready_wait_ms)]
+    ready_wait_ms: Option<u64>,
+
+    /// How far a vCPU of a cohort gets ahead of its slowest waiting sibling before it is stopped for it, in microseconds
+    /// [default: 3000]
+    ///
+    /// It bounds how far the vCPUs of a VM drift apart that is wider than the CPUs it
+    /// gets. A small value suits guests whose vCPUs wait for each other often; each
+    /// stop costs a switch. 100 to 1000000.
+    #[arg(long, value_name = "MICROSECONDS", value_parser = parse_skew_us)]
+    skew_limit_us: Option<u64>,
+
+    /// How far ahead it may still be when it goes on, in microseconds; less than the limit [default: 2000]
+    #[arg(long, value_name = "MICROSECONDS", value_parser = parse_skew_us)]
+    skew_resume_us: Option<u64>,
+
+    /// How often that is looked at while one runs and a sibling waits, in microseconds [default: 1000]
+    #[arg(long, value_name = "MICROSECONDS", value_parser = parse_skew_us)]
+    skew_check_us: Option<u64>,
 
     /// Print a table of all VMs to standard output each SECONDS [default: no table]
     ///
@@ -93,6 +131,14 @@ fn parse_timeout_ms(text: &str) -> Result<u32, String> {
     parse_amount(text, "milliseconds", &TIMEOUT_MS)
 }
 
+fn parse_ready_wait_ms(text: &str) -> Result<u64, String> {
+    parse_amount(text, "milliseconds", &READY_WAIT_MS)
+}
+
+fn parse_skew_us(text: &str) -> Result<u64, String> {
+    parse_amount(text, "microseconds", &SKEW_US)
+}
+
 fn parse_stats_seconds(text: &str) -> Result<u64, String> {
     parse_amount(text, "seconds", &STATS_SECONDS)
 }
@@ -119,6 +165,10 @@ fn parse_amount<T: Copy + Display + FromStr + PartialOrd>(
 struct SettingsFile {
     slice_us: Option<Spanned<u64>>,
     timeout_ms: Option<Spanned<u32>>,
+    ready_wait_ms: Option<Spanned<u64>>,
+    skew_limit_us: Option<Spanned<u64>>,
+    skew_resume_us: Option<Spanned<u64>>,
+    skew_check_us: Option<Spanned<u64>>,
     stats_seconds: Option<Spanned<u64>>,
     #[serde(default)]
     off: Vec<Mechanism>,
@@ -130,6 +180,17 @@ struct SettingsFile {
     vm: Vec<Spanned<Exception>>,
 }
 
+/// How far the vCPUs of a cohort may drift apart, in microseconds of CPU time.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Skew {
+    /// One that is farther ahead of its slowest waiting sibling is stopped.
+    pub limit_us: u64,
+    /// One that was stopped goes on when it is no farther ahead.
+    pub resume_us: u64,
+    /// Time between two looks, in microseconds.
+    pub check_us: u64,
+}
+
 /// The settings that `cohort run` works with.
 #[derive(Clone, Debug, Eq, PartialEq)]
 pub struct Settings {
@@ -137,6 +198,10 @@ pub struct Settings {
     pub slice_us: u64,
     /// Time after which the kernel's watchdog removes the scheduler, in milliseconds.
     pub timeout_ms: u32,
+    /// How long a VM is to wait for its turn at most, in milliseconds.
+    pub ready_wait_ms: u64,
+    /// How far vCPUs may drift apart.
+    pub skew: Skew,
     /// Time between two tables on standard output, in seconds; no table if absent.
     pub stats_seconds: Option<u64>,
     /// Which mechanisms are on at the start.
@@ -154,17 +219,44 @@ impl Settings {
             Some(path) => SettingsFile::read(path)?,
             None => SettingsFile::default(),
         };
-        let slice_us = options.slice_us.or(file.slice_us.map(Spanned::into_inner));
+        let first = |option: Option<u64>, key: Option<Spanned<u64>>| {
+            option.or(key.map(Spanned::into_inner))
+        };
         let timeout_ms = options
             .timeout_ms
             .or(file.timeout_ms.map(Spanned::into_inner));
-        let stats_seconds = options
-            .stats_seconds
-            .or(file.stats_seconds.map(Spanned::into_inner));
+        let skew = |option, key, default| first(option, key).unwrap_or(default);
+        let skew = Skew {
+            limit_us: skew(
+                options.skew_limit_us,
+                file.skew_limit_us,
+                SKEW_DEFAULT.limit_us,
+            ),
+            resume_us: skew(
+                options.skew_resume_us,
+                file.skew_resume_us,
+                SKEW_DEFAULT.resume_us,
+            ),
+            check_us: skew(
+                options.skew_check_us,
+                file.skew_check_us,
+                SKEW_DEFAULT.check_us,
+            ),
+        };
+        ensure!(
+            skew.resume_us < skew.limit_us,
+            "a vCPU that is stopped when it is {} us ahead (skew_limit_us) cannot go on when it is {} us ahead \
+             (skew_resume_us); choose the second smaller than the first",
+            skew.limit_us,
+            skew.resume_us
+        );
         Ok(Self {
-            slice_us: slice_us.unwrap_or(SLICE_US_DEFAULT),
+            slice_us: first(options.slice_us, file.slice_us).unwrap_or(SLICE_US_DEFAULT),
             timeout_ms: timeout_ms.unwrap_or(TIMEOUT_MS_DEFAULT),
-            stats_seconds,
+            ready_wait_ms: first(options.ready_wait_ms, file.ready_wait_ms)
+                .unwrap_or(READY_WAIT_MS_DEFAULT),
+            skew,
+            stats_seconds: first(options.stats_seconds, file.stats_seconds),
             mechanisms: match options.off.is_empty() && options.on.is_empty() {
                 true => Mechanisms::default_but(&file.on, &file.off),
                 false => Mechanisms::default_but(&options.on, &options.off),
@@ -204,12 +296,15 @@ impl SettingsFile {
         })?;
         check_range(text, "slice_us", file.slice_us.as_ref(), &SLICE_US)?;
         check_range(text, "timeout_ms", file.timeout_ms.as_ref(), &TIMEOUT_MS)?;
-        check_range(
-            text,
-            "stats_seconds",
-            file.stats_seconds.as_ref(),
-            &STATS_SECONDS,
-        )?;
+        for (key, value, range) in [
+            ("ready_wait_ms", &file.ready_wait_ms, &READY_WAIT_MS),
+            ("skew_limit_us", &file.skew_limit_us, &SKEW_US),
+            ("skew_resume_us", &file.skew_resume_us, &SKEW_US),
+            ("skew_check_us", &file.skew_check_us, &SKEW_US),
+            ("stats_seconds", &file.stats_seconds, &STATS_SECONDS),
+        ] {
+            check_range(text, key, value.as_ref(), range)?;
+        }
         for exception in &file.vm {
             if let Some(fault) = exception.get_ref().fault() {
                 return Err(FileError::new(text, exception.span().start, fault));
@@ -284,6 +379,12 @@ mod tests {
         let expected = Settings {
             slice_us: 4000,
             timeout_ms: 5_000,
+            ready_wait_ms: 24,
+            skew: Skew {
+                limit_us: 3000,
+                resume_us: 2000,
+                check_us: 1000,
+            },
             stats_seconds: None,
             mechanisms: Mechanisms::default_but(&[], &[]),
             blind: Vec::new(),
@@ -312,7 +413,7 @@ mod tests {
             .filter_map(|line| line.strip_prefix('#'))
             .filter(|line| !line.starts_with(' ') && line.contains(" = "))
             .collect();
-        assert_eq!(uncommented.len(), 6, "each key is there once");
+        assert_eq!(uncommented.len(), 10, "each key is there once");
 
         let file = file(&uncommented.join("\n"));
         let options = RunOptions {
@@ -360,6 +461,23 @@ mod tests {
         let out_of_range = error_of("slice_us = 4000\ntimeout_ms = 60000\n");
         let sentence = "timeout_ms is 60000, but must be from 100 to 30000";
         assert_eq!(out_of_range, (2, sentence.to_owned()));
+    }
+
+    #[test]
+    fn a_vcpu_cannot_go_on_farther_ahead_than_where_it_was_stopped() {
+        let file = file("skew_limit_us = 1500\n");
+        let mut options = RunOptions {
+            config: Some(file.path().to_owned()),
+            ..RunOptions::default()
+        };
+        let error = Settings::resolve(&options).expect_err("2000 is more than 1500");
+        assert!(error.to_string().contains("choose the second smaller"));
+        options.skew_resume_us = Some(500);
+        let settings = Settings::resolve(&options).expect("500 is less");
+        assert_eq!(
+            (settings.skew.limit_us, settings.skew.resume_us),
+            (1500, 500)
+        );
     }
 
     #[test]

@@ -23,6 +23,9 @@
 enum cohort_consts {
 	TICK_PARTS = 8, /* of a slice: a turn ends so long before a tick */
 	TURN_PARTS = 16, /* of a turn: less than one is not worth a switch */
+	TURN_HALVINGS = 3, /* a turn is at least an eighth of a slice */
+	CROWD_ONE = 256, /* of averages of competitors */
+	CROWD_PARTS = 8, /* of an average: a tick's part of it */
 	SYNC_ONE = 1024, /* of scores */
 	SYNC_ON = 200, /* signs per second of CPU time that make a cohort */
 	SYNC_OFF = 50, /* and below which it is none any more */
@@ -49,6 +52,59 @@ static inline u64 turn_left(u64 now, u64 base, u64 slice_ns)
 static inline u64 turn_number(u64 now, u64 base, u64 slice_ns)
 {
 	return (now - base + slice_ns / TURN_PARTS - 1) / slice_ns;
+}
+
+/*
+ * The same in the shortest turns there are: unlike their numbers these do not
+ * meet when the length of turns, a slice halved @halvings times, changes. Never
+ * 0.
+ */
+static inline u64 turn_id(u64 now, u64 base, u64 slice_ns, u32 halvings)
+{
+	u64 turn = turn_number(now, base, slice_ns >> halvings);
+
+	return (turn << (TURN_HALVINGS - halvings)) + 1;
+}
+
+/*
+ * The average (times CROWD_ONE) of how many groups wait for a CPU, after one more
+ * tick at which there were @waiting.
+ */
+static inline u32 crowd(u32 average, u32 waiting)
+{
+	s32 change = (s32)(waiting * CROWD_ONE) - (s32)average;
+
+	return (u32)((s32)average + change / CROWD_PARTS);
+}
+
+/*
+ * How often a slice is to be halved to make a turn: each of the groups that wait,
+ * of which there are @average (times CROWD_ONE), gets a turn before the last of
+ * them does; a vCPU that its VM's turn leaves out gets the next one, which comes
+ * when half a round is over, as that turn cost half. That is to take @wait_ns at
+ * most.
+ */
+static inline u32 turn_halvings(u64 slice_ns, u64 wait_ns, u32 average)
+{
+	u32 halvings = 0;
+
+	while (halvings < TURN_HALVINGS &&
+	       3 * (slice_ns >> halvings) * average > 2 * wait_ns * CROWD_ONE)
+		halvings++;
+	return halvings;
+}
+
+/* The same where turns are made by halving a slice @before times: they become
+ * longer only for a crowd that is clearly smaller. */
+static inline u32 turn_halvings_after(u64 slice_ns, u64 wait_ns, u32 average,
+				      u32 before)
+{
+	u32 halvings = turn_halvings(slice_ns, wait_ns, average);
+	u32 slow = turn_halvings(slice_ns, wait_ns, average + average / 4);
+
+	if (halvings >= before)
+		return halvings;
+	return slow < before ? slow : before;
 }
 
 /*

@@ -3,17 +3,18 @@
 
 use std::io::Write;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
-use cohort::metrics::VmStats;
+use cohort::metrics::{VmStats, percent};
 use cohort::wait::wait_for;
+use cohort_micro::Spec;
 use tempfile::NamedTempFile;
 
 use crate::Test;
 use crate::host::{
-    Guest, PATIENCE, assert_ratio, best_of_three, locked, shares, start_cohort, start_cohort_with,
-    stop_cohort, vm_stats,
+    Guest, PATIENCE, Subject, assert_ratio, best_of_three, busy, lab, locked, schedstat_ns, shares,
+    start_cohort, start_cohort_with, stop_cohort, vcpus_of, vm_stats, watch,
 };
 
 pub const TESTS: &[Test] = &[
@@ -34,9 +35,26 @@ pub const TESTS: &[Test] = &[
         "siblings_wait_behind_each_other_less_than_without_windows",
         not_stacked,
     ),
+    (
+        "the_vcpus_of_a_vm_wider_than_its_cpus_do_not_drift_apart",
+        skew_is_bounded,
+    ),
+    (
+        "where_many_vms_wait_none_waits_longer_than_it_may",
+        waits_are_bounded,
+    ),
 ];
 
+/// For a host on which guests have four CPUs.
+pub const ON_FOUR_CPUS: &[Test] = &[(
+    "siblings_of_four_do_not_wait_behind_each_other_while_another_cpu_runs_none",
+    not_stacked_on_four,
+)];
+
 const WINDOW: Duration = Duration::from_secs(3);
+const MS: u64 = 1_000_000;
+/// Of the observer's histograms.
+const BUCKETS: usize = 24;
 
 fn print(name: &str, vm: &VmStats) {
     println!(
@@ -117,6 +135,167 @@ fn wide_and_narrow() -> Result<()> {
     stop_cohort(cohort)?;
     println!("    shares {shares:.4?}");
     assert_ratio(&shares, &[1.0, 1.0], 0.02)
+}
+
+/// One, two and three VMs of four vCPUs, in a lock and computing, on four CPUs: what part of their ready time they
+/// waited behind a sibling, for the stock scheduler and for Cohort.
+fn not_stacked_on_four() -> Result<()> {
+    let cpus = lab()?.guest_cpus.len();
+    ensure!(
+        cpus == 4,
+        "guests have {cpus} CPUs here; boot with --cpus 5"
+    );
+    let stacked = |guests: &[Guest]| -> Result<f64> {
+        sleep(Duration::from_secs(1));
+        let view = watch(3)?;
+        let (mut stacked, mut ready) = (0.0, 0.0);
+        for guest in guests {
+            let all = vcpus_of(&view, guest)?;
+            stacked += all.stacked_pct * all.ready_pct / 100.0;
+            ready += all.ready_pct;
+        }
+        Ok(percent(stacked, ready))
+    };
+    for (name, spec) in [
+        ("locked", locked as fn(&str, usize) -> Result<Spec>),
+        ("busy", |name, vcpus| Ok(busy(name, vcpus))),
+    ] {
+        let mut guests = Vec::new();
+        for number in 1..=3 {
+            guests.push(Guest::start(&spec(&format!("{name}{number}"), 4)?)?);
+            let stock = stacked(&guests)?;
+            let cohort = start_cohort()?;
+            let with = stacked(&guests)?;
+            stop_cohort(cohort)?;
+            println!("    {number} VMs, {name}: stock {stock:.2} %, Cohort {with:.2} %");
+        }
+    }
+    Ok(())
+}
+
+/// How far the CPU time of the fastest vCPU of `guest` gets ahead of the slowest one's within [`WINDOW`], ns. The
+/// kernel's numbers are up to a tick, 4 ms, behind.
+fn greatest_lead_ns(guest: &Guest) -> Result<u64> {
+    let run_ns = || {
+        let vcpus = guest.micro.state.vcpus();
+        let times = vcpus.map(|vcpu| Ok(schedstat_ns(vcpu.tid as u32)?.0));
+        times.collect::<Result<Vec<u64>>>()
+    };
+    let (start, begin) = (run_ns()?, Instant::now());
+    let mut greatest = 0;
+    while begin.elapsed() < WINDOW {
+        sleep(Duration::from_millis(10));
+        let now = run_ns()?;
+        let gains = now.iter().zip(&start).map(|(now, start)| now - start);
+        let (least, most) = gains.fold((u64::MAX, 0), |(least, most), gain| {
+            (least.min(gain), most.max(gain))
+        });
+        greatest = greatest.max(most - least);
+    }
+    Ok(greatest)
+}
+
+/// Eight vCPUs on two CPUs, beside two VMs of two, with slices that let each get far ahead of those that wait.
+fn skew_is_bounded() -> Result<()> {
+    let guests = [
+        Guest::busy("wide", 8)?,
+        Guest::busy("narrow0", 2)?,
+        Guest::busy("narrow1", 2)?,
+    ];
+    let [wide, narrow0, narrow1] = &guests;
+    let mut settings = NamedTempFile::new()?;
+    writeln!(
+        settings,
+        "slice_us = 20000\nready_wait_ms = 1000\n[[vm]]\ncgroup = \"*wide\"\ncohort = \"always\""
+    )?;
+    let path = settings.path().to_string_lossy();
+    let measure = |options: &[&str]| -> Result<(u64, VmStats)> {
+        let cohort = start_cohort_with(&[&["--config", &*path], options].concat())?;
+        wait_for("the wide VM being a cohort", PATIENCE, || {
+            Ok((vm_stats(wide.micro.pid() as u32)?.cohort == 1).then_some(()))
+        })?;
+        sleep(Duration::from_secs(1));
+        let lead_ns = greatest_lead_ns(wide)?;
+        let (shares, _) = shares(&[wide, narrow0, narrow1], WINDOW)?;
+        let seen = vcpus_of(&watch(1)?, wide)?.clone();
+        let counted = vm_stats(wide.micro.pid() as u32)?;
+        stop_cohort(cohort)?;
+        println!(
+            "    {options:?}: lead {} us, co-stop {:.1} % (observer: {:.1} %), stops by powers of two of us {:?}, shares {shares:.4?}",
+            lead_ns / 1000,
+            counted.costop_pct,
+            seen.costop_pct,
+            counted.costops,
+        );
+        assert_ratio(&shares, &[1.0, 1.0, 1.0], 0.03)?;
+        ensure!(
+            (seen.costop_pct > 0.0) == (counted.costop_pct > 0.0),
+            "the observer sees what the scheduler does not count, or does not see what it counts"
+        );
+        Ok((lead_ns, counted))
+    };
+    best_of_three(|| {
+        let (without_ns, calm) = measure(&["--off", "skew"])?;
+        let (with_ns, watched) = measure(&[])?;
+        ensure!(
+            calm.costops.iter().sum::<u64>() == 0 && calm.costop_pct == 0.0,
+            "vCPUs were stopped though that is switched off"
+        );
+        let (all, near): (u64, u64) = (
+            watched.costops.iter().sum(),
+            watched.costops[..=13].iter().sum(),
+        );
+        // The limit and one look is 4 ms, which the emulated timer makes a little more.
+        ensure!(
+            all > 50 && near as f64 >= 0.95 * all as f64,
+            "of {all} stops only {near} came before the vCPU was 8.2 ms ahead"
+        );
+        // Twice the bound, as the first reading has a lead of its own, and a tick.
+        ensure!(
+            without_ns > 16 * MS && with_ns < 12 * MS,
+            "the lead was {with_ns} ns, without bounds {without_ns} ns"
+        );
+        Ok(())
+    })
+}
+
+/// Twelve VMs want the two CPUs: with turns of a slice the last one waits for eleven of 4 ms.
+fn waits_are_bounded() -> Result<()> {
+    let guests = (0..12)
+        .map(|i| Guest::busy(&format!("crowd{i}"), 2))
+        .collect::<Result<Vec<_>>>()?;
+    let subjects: Vec<&dyn Subject> = guests.iter().map(|guest| guest as &dyn Subject).collect();
+    // How many of the waits are longer than 32.8 ms.
+    let measure = |options: &[&str]| -> Result<f64> {
+        let cohort = start_cohort_with(options)?;
+        sleep(Duration::from_secs(2));
+        let view = watch(3)?;
+        let (shares, _) = shares(&subjects, WINDOW)?;
+        stop_cohort(cohort)?;
+        let mut histogram = [0; BUCKETS];
+        let mut longest_us = 0;
+        for guest in &guests {
+            let vcpus = vcpus_of(&view, guest)?;
+            longest_us = longest_us.max(vcpus.longest_ready_us);
+            for (sum, count) in histogram.iter_mut().zip(&vcpus.ready_us) {
+                *sum += count;
+            }
+        }
+        println!(
+            "    {options:?}: longest wait {longest_us} us, waits by powers of two of us {histogram:?}"
+        );
+        assert_ratio(&shares, &[1.0; 12], 0.05)?;
+        let (all, long): (u64, u64) = (histogram.iter().sum(), histogram[16..].iter().sum());
+        Ok(long as f64 / all as f64)
+    };
+    best_of_three(|| {
+        let (without, with) = (measure(&["--off", "short-turns"])?, measure(&[])?);
+        ensure!(
+            without > 0.5 && with < 0.01,
+            "of the waits {with:.4} were longer than 32.8 ms, with turns of whole slices {without:.4}"
+        );
+        Ok(())
+    })
 }
 
 /// A VM that computes is made a cohort, one in a lock is not to be one: it has no windows then.

@@ -40,6 +40,8 @@ enum Suite {
     Yields,
     /// VMs whose vCPUs wait for each other run together; wants a dilated lab
     Cohorts,
+    /// The same with four CPUs for guests: `lab boot --cpus 5`
+    FourCpus,
     /// What the observer shows is true; wants a dilated lab
     Observe,
     /// VMs as libvirt makes them; undilated, as they boot
@@ -67,6 +69,7 @@ fn main() {
         Suite::Domains => shares::ACROSS_DOMAINS,
         Suite::Yields => yields::TESTS,
         Suite::Cohorts => cohorts::TESTS,
+        Suite::FourCpus => cohorts::ON_FOUR_CPUS,
         Suite::Observe => observe::TESTS,
         Suite::Libvirt => libvirt::TESTS,
         Suite::Against => against::TESTS,

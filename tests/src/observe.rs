@@ -171,15 +171,14 @@ fn run_delay(under_cohort: bool) -> Result<()> {
             0.01,
         )?;
         println!("    {name}: limited {:.2} %", all.limited_pct);
-        // A cap that Cohort enforces is not seen to be one.
         ensure!(
-            (all.limited_pct > 10.0) == (name == "capped" && !under_cohort),
+            (all.limited_pct > 10.0) == (name == "capped"),
             "{name} is limited {:.2} %",
             all.limited_pct
         );
         assert_close(
             &format!("{name}: run_delay, %"),
-            all.ready_pct + all.limited_pct,
+            all.ready_pct + all.costop_pct + all.limited_pct,
             pct(after.delay - before.delay),
             TOLERANCE,
         )?;

@@ -6,4 +6,5 @@
 #include "policy/deboost.h"
 #include "policy/fair.h"
 #include "policy/ipi.h"
+#include "policy/skew.h"
 #include "policy/target.h"

@@ -82,6 +82,40 @@ proptest! {
         prop_assert_eq!(unsafe { turn_number(now, base, slice) } + 1, (end - base) / slice);
     }
 
+    /// Whoever runs to the same end has the same turn, and no two turns of whatever lengths have the same id unless
+    /// they begin together; no id is 0, which says that there is none.
+    #[test]
+    fn an_id_is_a_turns_own(base in 0u64..1 << 50, after in 0u64..1 << 40, step in 0u64..100 * MS, halvings in prop::array::uniform2(0u32..4), slice in (100u64..100_000).prop_map(|us| us * 1000)) {
+        let (now, later) = (base + after, base + after + step);
+        let id = |now, halvings| unsafe { turn_id(now, base, slice, halvings) };
+        let end = |now: u64, halvings: u32| now + unsafe { turn_left(now, base, slice >> halvings) };
+        let begin = |now, halvings: u32| end(now, halvings) - (slice >> halvings);
+        prop_assert!(id(now, halvings[0]) > 0);
+        let same = begin(now, halvings[0]) == begin(later, halvings[1]);
+        prop_assert_eq!(id(now, halvings[0]) == id(later, halvings[1]), same);
+    }
+
+    /// With as many groups waiting as ever, a round and a half take no longer than they should, or turns are as short as
+    /// they get; and they are not shorter than that asks for. Once short they stay so, until there are clearly fewer.
+    #[test]
+    fn turns_are_as_short_as_the_crowd_asks_for(slice_us in 100u64..100_000, wait_ms in 1u64..1000, waiting in 0u32..8192) {
+        let (slice, wait) = (slice_us * 1000, wait_ms * MS);
+        let average = (0..200).fold(0, |average, _| unsafe { crowd(average, waiting) });
+        let groups = u64::from(average) / u64::from(CROWD_ONE);
+        prop_assert!(groups <= u64::from(waiting) && groups + 1 >= u64::from(waiting));
+        let halvings = unsafe { turn_halvings(slice, wait, average) };
+        let waits = |halvings: u32, groups: u64| 3 * (slice >> halvings) * groups / 2;
+        prop_assert!(halvings == TURN_HALVINGS || waits(halvings, groups) <= wait);
+        prop_assert!(halvings == 0 || waits(halvings - 1, groups + 1) >= wait);
+        let after = |before| unsafe { turn_halvings_after(slice, wait, average, before) };
+        prop_assert_eq!(after(0), halvings);
+        for before in halvings..=TURN_HALVINGS {
+            let after = after(before);
+            prop_assert!(halvings <= after && after <= before);
+            prop_assert!(after == halvings || waits(after - 1, groups + groups / 4 + 2) >= wait);
+        }
+    }
+
     /// Ticks that drift against the clock move the ends of turns and leave their numbers.
     #[test]
     fn a_new_base_leaves_the_turns_their_numbers(first in 1u64 << 30..1 << 50, turns in 0u64..1000, drift in -10_000i64..10_000, slice in MS..100 * MS) {

@@ -1,0 +1,60 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What a CPU does between two ticks, as slices end at ticks only: the end of a
+ * shorter turn, the end of an extension, a look at skew. One timer per CPU, which
+ * is set when a task begins to run that needs it.
+ */
+#ifndef COHORT_ALARM_BPF_H
+#define COHORT_ALARM_BPF_H
+
+static bool set_alarm(s32 cpu, u64 after_ns)
+{
+	struct cpu_alarm *alarm = lookup_alarm(cpu);
+
+	return alarm &&
+	       !bpf_timer_start(&alarm->timer, after_ns, BPF_F_TIMER_CPU_PIN);
+}
+
+/* The running @tc, of @g, has a slice on @c, of @cpu, from @now on: whatever must
+ * happen before the next tick will. */
+static void watch_slice(s32 cpu, struct cpu_state *c, struct group *g,
+			struct task_ctx *tc, u64 now)
+{
+	u64 at_ns = c->slice_until_ns;
+	bool skew = watches_skew(g, tc);
+
+	if (!skew && !turns_halved)
+		return;
+	if (skew && (!turns_halved || vtime_before(now + skew_check_ns, at_ns)))
+		at_ns = now + skew_check_ns;
+	if (vtime_before(now, at_ns))
+		set_alarm(cpu, at_ns - now);
+}
+
+/* A task that runs elsewhere since may have set it: then there is nothing to do. */
+static int alarm_rings(void *map, u32 *cpu, struct cpu_alarm *alarm)
+{
+	struct cpu_state *c = lookup_cpu(*cpu);
+	struct task_ctx *tc = current_ctx();
+	u64 now = scx_bpf_now();
+	struct group *g;
+
+	if (!c || !c->group)
+		return 0;
+	if (!vtime_before(now, c->slice_until_ns)) {
+		if (turns_halved)
+			count_effect(MECH_SHORT_TURNS);
+		scx_bpf_kick_cpu(*cpu, SCX_KICK_PREEMPT);
+		return 0;
+	}
+	g = tc && tc->run_at_ns ? lookup_group(tc->group) : NULL;
+	if (!g)
+		return 0;
+	if (stops_for_sibling(tc, now))
+		scx_bpf_kick_cpu(*cpu, SCX_KICK_PREEMPT);
+	else
+		watch_slice(*cpu, c, g, tc, now);
+	return 0;
+}
+
+#endif /* COHORT_ALARM_BPF_H */
