@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * What a CPU does between two ticks, as slices end at ticks only: the end of a
- * shorter turn, the end of an extension, a look at skew. One timer per CPU, which
- * is set when a task begins to run that needs it.
+ * shorter turn, the end of an extension, a look at skew, a yield for which KVM did
+ * not ask. One timer per CPU, which is set when a task begins to run that needs it.
  */
 #ifndef COHORT_ALARM_BPF_H
 #define COHORT_ALARM_BPF_H
@@ -41,6 +41,10 @@ static int alarm_rings(void *map, u32 *cpu, struct cpu_alarm *alarm)
 
 	if (!c || !c->group)
 		return 0;
+	if (owes_yield(c, c->group, now)) {
+		scx_bpf_kick_cpu(*cpu, SCX_KICK_PREEMPT);
+		return 0;
+	}
 	if (!vtime_before(now, c->slice_until_ns)) {
 		if (turns_halved)
 			count_effect(MECH_SHORT_TURNS);

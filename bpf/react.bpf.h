@@ -6,6 +6,10 @@
 #ifndef COHORT_REACT_BPF_H
 #define COHORT_REACT_BPF_H
 
+enum {
+	LEAVE_HOOK_NS = 2000, /* in which a program's end is reached */
+};
+
 static u64 clock_ns(void)
 {
 	return scx_bpf_now();
@@ -91,7 +95,9 @@ static void on_spin_end(struct task_struct *p)
 	count(&g->info.stats.yields_relaxed);
 	owe_yield(c, tc, p->pid, &choice,
 		  choice.rank == TARGET_RECEIVER ? MECH_IPI : MECH_RELAXED);
-	scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+	/* Not at once: a task that is preempted inside a BPF program may not
+	 * leave its CPU, and would keep a sibling from running there. */
+	set_alarm(cpu, LEAVE_HOOK_NS);
 }
 
 #endif /* COHORT_REACT_BPF_H */

@@ -38,8 +38,8 @@
 #include "skew.bpf.h"
 #include "front.bpf.h"
 #include "balance.bpf.h"
-#include "react.bpf.h"
 #include "alarm.bpf.h"
+#include "react.bpf.h"
 #include "observe.bpf.h"
 
 char _license[] SEC("license") = "GPL";
@@ -105,8 +105,8 @@ static bool interrupts_for_window(struct group *g, struct group *running)
 {
 	u64 turn = turn_for_windows(scx_bpf_now());
 
-	return turn && g->window_turn == turn && g->info.is_cohort &&
-	       is_vm(running) && running->window_turn != turn &&
+	return turn && window_turn(g) == turn && g->info.is_cohort &&
+	       is_vm(running) && window_turn(running) != turn &&
 	       !vtime_before(running->vtime, g->window_bound);
 }
 
@@ -206,6 +206,8 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 	queue_add_waiter(queue_id, q, vtime);
 	/* A CPU may have gone idle since: see cohort_update_idle(). */
 	lane_kick_idle(lane_id);
+	if (tc->is_vcpu)
+		call_filler(g, lane_id, now);
 
 	if (!(enq_flags & SCX_ENQ_WAKEUP)) {
 		if (tc->is_vcpu && tc->last_cpu == cpu && !tc->stopped_at_ns &&
@@ -241,7 +243,7 @@ static bool goes_on(struct task_ctx *tc, const struct front *front, u64 turn,
 	if (!g)
 		return false;
 	if (front->group != tc->group) {
-		if (front->in_window && g->window_turn == turn)
+		if (front->in_window && window_turn(g) == turn)
 			return true; /* two cohorts, side by side */
 		return vtime_before(group_vtime(g, now), front->key);
 	}
@@ -261,7 +263,7 @@ static void extend(struct cpu_state *c, struct task_struct *p,
 	c->slice_until_ns = now + slice;
 	if (!g)
 		return;
-	join_window(g, tc, now);
+	serve_window(c, tc->group, g, now);
 	watch_slice(scx_bpf_task_cpu(p), c, g, tc, now);
 }
 
@@ -539,7 +541,7 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 	tc->run_at_ns = now;
 	tc->charged_ns = p->se.sum_exec_runtime;
 	tc->charged_at_ns = now;
-	join_window(g, tc, now);
+	serve_window(c, tc->group, g, now);
 	c->slice_until_ns = now + p->scx.slice;
 	tc->last_cpu = cpu;
 	if (vtime_before(g->task_vtime_now, tc->vtime))
@@ -618,7 +620,7 @@ void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 	if (!tc || !c || !tc->run_at_ns)
 		return;
 	follow_crowd(c, nr_waiting_groups(c, cpu));
-	follow_ticks(now);
+	follow_ticks(c, now);
 	charge(p, tc, c, now);
 	if (throttled_by(tc->group) || stops_for_sibling(tc, now))
 		scx_bpf_task_set_slice(p, 0);

@@ -16,6 +16,8 @@ enum {
 	MAX_LANES = FIRST_SUBSET_LANE + MAX_SUBSETS,
 	MAX_CGROUP_DEPTH = 16, /* levels that weights and caps look up */
 	QUEUE_BITS = 13, /* of the index of a queue */
+	WINDOW_BITS = 11, /* of a number of CPUs */
+	WINDOW_CPUS = 1 << WINDOW_BITS,
 	CACHE_LINE = 128, /* two lines: the prefetcher takes pairs */
 };
 
@@ -91,6 +93,9 @@ struct lane {
 	u32 nr_cpus; /* in it */
 	u64 window; /* opened on it last: id of the turn and, in the lowest
 		       QUEUE_BITS, the cohort's queue; compare-and-swap */
+	u64 filler; /* in a window: the CPU that ran another VM, as for the
+		       moment no vCPU waited; id of the turn and, in the
+		       lowest WINDOW_BITS, the CPU */
 	u32 users; /* subset: tasks assigned to it; atomic, 0: free */
 	struct bpf_cpumask __kptr *mask; /* domain and subset lanes */
 } __attribute__((aligned(CACHE_LINE)));
@@ -117,7 +122,12 @@ struct cpu_state {
 	u64 prev_run_ns; /* how long it ran */
 
 	u64 slice_until_ns; /* end of the running task's slice */
+	u64 window_turn; /* the turn in whose window it serves */
+	u32 window_group; /* this VM; 0: in none */
 	u32 crowd; /* groups that wait for it, on average, times CROWD_ONE */
+	u64 ticks_since_ns; /* turns_set_ns as it was when these were 0: */
+	u32 ticks_near; /* ticks that ended the turn they were meant for */
+	u32 ticks_far; /* and that did not */
 
 	/* A short extension of a slice. */
 	s32 grace_pid; /* the running task if it was given one, else 0 */
@@ -184,11 +194,12 @@ struct group {
 
 	/* Cohort: its last window. Written by the CPU that opens it, before
 	 * lanes show it. */
-	u64 window_turn; /* id of the turn */
+	u64 window; /* id of the turn and, in the lowest WINDOW_BITS, how
+		       many CPUs serve it; compare-and-swap */
+	u64 window_full; /* id of the last turn in which all did that could */
 	u64 window_bound; /* virtual time: groups before it are not held up */
 	u64 window_at_ns; /* when it began */
-	u32 window_wanted; /* vCPUs that could run in it */
-	u32 window_started; /* of these: were seen to; atomic */
+	u32 window_wanted; /* CPUs that its vCPUs could use in it */
 
 	u64 parent_checked_ns; /* VM: when its place was last looked up */
 	u32 first_queue; /* list by queue.next; compare-and-swap */
@@ -217,7 +228,6 @@ struct task_ctx {
 	u64 ready_at_ns; /* when it began to wait, 0: it does not */
 	u64 charged_ns; /* of its CPU time, as the kernel counts that */
 	u64 charged_at_ns; /* when that was, while it runs */
-	u64 window_turn; /* the last window in which it ran */
 	u64 run_at_ns; /* when it started running */
 
 	u32 spins_in_kernel; /* its last spin exit was in guest kernel mode */

@@ -15,6 +15,7 @@
 
 enum {
 	MAX_COHORT_QUEUES = 64, /* of a VM, in which a window is opened */
+	WINDOW_TRIES = 8, /* to count a CPU in while others do */
 	TURNS_FRESH_NS = 1000000000, /* turns follow ticks each second */
 };
 
@@ -53,18 +54,29 @@ static void follow_crowd(struct cpu_state *c, u32 waiting)
 }
 
 /* A tick came: turns follow the ticks. */
-static void follow_ticks(u64 now)
+static void follow_ticks(struct cpu_state *c, u64 now)
 {
 	s64 lateness = tick_lateness(now, turns_ns, slice_ns);
 	s64 least = least_lateness(turns_late_ns, lateness, slice_ns);
 
+	if (c->ticks_since_ns != turns_set_ns) {
+		c->ticks_since_ns = turns_set_ns;
+		c->ticks_near = 0;
+		c->ticks_far = 0;
+	}
+	if (tick_is_near(lateness, slice_ns))
+		c->ticks_near++;
+	else
+		c->ticks_far++;
 	/* All CPUs are here at once: they rarely have to write. */
 	if (least != turns_late_ns)
 		turns_late_ns = least;
-	if (now - turns_set_ns <= TURNS_FRESH_NS)
+	if (now - turns_set_ns <= TURNS_FRESH_NS &&
+	    !ticks_disagree(c->ticks_near, c->ticks_far))
 		return;
 	turns_set_ns = now;
-	turns_ns = turn_base(turns_ns, least, lateness, slice_ns);
+	turns_ns = turn_base(turns_ns, least, lateness, slice_ns, c->ticks_near,
+			     c->ticks_far);
 	turns_late_ns = slice_ns;
 	turns_halved = is_on(MECH_SHORT_TURNS)
 			       ? turn_halvings_after(slice_ns, ready_wait_ns,
@@ -103,39 +115,122 @@ static u32 window_queue(struct lane *lane, u64 turn)
 	return window >> QUEUE_BITS == turn ? window & (MAX_QUEUES - 1) : 0;
 }
 
-/* Show the window of queue @id, of a VM, on its lane. False if the lane shows
- * one of another VM of which vCPUs still wait. */
-static bool show_window(u32 id, struct queue *q, u64 turn)
+/* The id of the turn in which @g had its last window. */
+static u64 window_turn(const struct group *g)
+{
+	return g->window >> WINDOW_BITS;
+}
+
+/* How many CPUs serve @g in that window. */
+static u32 window_cpus(const struct group *g)
+{
+	return g->window & (WINDOW_CPUS - 1);
+}
+
+/* Has @g a window in @turn, and not all CPUs yet that its vCPUs could use? */
+static bool window_wants(const struct group *g, u64 turn)
+{
+	u32 cpus = window_cpus(g);
+
+	return window_turn(g) == turn && cpus < g->window_wanted &&
+	       cpus < g->nr_runnable;
+}
+
+/* One CPU more, or (@change -1) less, serves @g in its window of @turn. Returns how
+ * many do; 0: it has none any more. */
+static u32 window_count(struct group *g, u64 turn, s32 change)
+{
+	u32 i;
+
+	bpf_for(i, 0, WINDOW_TRIES) {
+		u64 window = g->window;
+
+		if (window >> WINDOW_BITS != turn)
+			break;
+		if (__sync_val_compare_and_swap(&g->window, window,
+						window + change) == window)
+			return (window + change) & (WINDOW_CPUS - 1);
+	}
+	return 0;
+}
+
+/* @c runs a task of group @id from @now on: it serves that one's window, if it has
+ * one, and no other. */
+static void serve_window(struct cpu_state *c, u32 id, struct group *g, u64 now)
+{
+	u64 turn = window_turn(g);
+	struct group *left;
+	u32 i;
+
+	if (!turn || turn != turn_for_windows(now))
+		turn = 0;
+	if (c->window_group == (turn ? id : 0) && c->window_turn == turn)
+		return;
+	left = c->window_group ? lookup_group(c->window_group) : NULL;
+	if (left)
+		window_count(left, c->window_turn, -1);
+	c->window_group = turn ? id : 0;
+	c->window_turn = turn;
+	if (!turn || window_count(g, turn, 1) < g->window_wanted ||
+	    g->window_full == turn)
+		return;
+	g->window_full = turn;
+	/* Who opened it may have read its clock later. */
+	i = vtime_before(now, g->window_at_ns)
+		    ? 0
+		    : log2_bucket((now - g->window_at_ns) / 1000);
+	if (i < NR_BUCKETS)
+		__sync_fetch_and_add(&g->info.stats.window_skew[i], 1);
+}
+
+enum show {
+	SHOW_DONE,
+	SHOW_FOLLOW, /* the lane shows another VM's, of which vCPUs wait */
+	SHOW_FILL, /* of which some are about to wait again */
+};
+
+/* Show the window of queue @id, of a VM, on its lane. */
+static enum show show_window(u32 id, struct queue *q, u64 turn)
 {
 	struct lane *lane = lookup_lane(q->lane);
 	struct queue *shown;
+	struct group *other;
 	u64 window;
 
 	if (!lane)
-		return false;
+		return SHOW_FOLLOW;
 	window = lane->window;
 	shown = lookup_queue(window_queue(lane, turn));
-	if (shown && shown->group != q->group && shown->nr_waiting > 0)
-		return false;
+	if (shown && shown->group != q->group) {
+		if (shown->nr_waiting > 0)
+			return SHOW_FOLLOW;
+		other = lookup_group(shown->group);
+		if (other && window_wants(other, turn)) {
+			lane->filler = turn << WINDOW_BITS |
+				       bpf_get_smp_processor_id();
+			return SHOW_FILL;
+		}
+	}
 	return __sync_val_compare_and_swap(&lane->window, window,
-					   turn << QUEUE_BITS | id) == window;
+					   turn << QUEUE_BITS | id) == window
+		       ? SHOW_DONE
+		       : SHOW_FOLLOW;
 }
 
-/* A vCPU of @g has been given a CPU in the window. */
-static void join_window(struct group *g, struct task_ctx *tc, u64 now)
+/* A vCPU of @g begins to wait in lane @lane_id: the CPU that fills in for it, in the
+ * VM's window, is its. */
+static void call_filler(struct group *g, u32 lane_id, u64 now)
 {
-	u32 started, i;
+	struct lane *lane = lookup_lane(lane_id);
+	u64 turn = turn_for_windows(now), filler;
 
-	if (!g->window_turn || tc->window_turn == g->window_turn ||
-	    !tc->is_vcpu || g->window_turn != turn_for_windows(now))
+	if (!lane || !turn)
 		return;
-	tc->window_turn = g->window_turn;
-	started = __sync_fetch_and_add(&g->window_started, 1) + 1;
-	if (started != g->window_wanted)
+	filler = lane->filler;
+	if (filler >> WINDOW_BITS != turn || !window_wants(g, turn) ||
+	    __sync_val_compare_and_swap(&lane->filler, filler, 0) != filler)
 		return;
-	i = log2_bucket((now - g->window_at_ns) / 1000);
-	if (i < NR_BUCKETS)
-		__sync_fetch_and_add(&g->info.stats.window_skew[i], 1);
+	scx_bpf_kick_cpu(filler & (WINDOW_CPUS - 1), SCX_KICK_PREEMPT);
 }
 
 /*
@@ -149,23 +244,25 @@ __noinline int open_window(u32 id, u32 queue_id, u64 vtime, u64 turn)
 	struct queue *q = lookup_queue(queue_id);
 	u64 now = scx_bpf_now(), before;
 	u32 i, opened, cpus = 0;
+	enum show show;
 	bool partial;
 
 	if (!g || !q || !is_vm(g) || g->nr_runnable < 2 || q->group != id ||
 	    g->info.cohort_rule == COHORT_NEVER)
 		return true;
-	before = g->window_turn;
-	if (before == turn)
+	before = g->window;
+	if (before >> WINDOW_BITS == turn)
 		return true;
 	g->window_bound =
 		window_bound(vtime, fair_charge(slice_ns, group_share(g, now)));
-	if (!show_window(queue_id, q, turn))
-		return false;
-	partial = before && g->window_started < g->window_wanted;
+	show = show_window(queue_id, q, turn);
+	if (show != SHOW_DONE)
+		return show == SHOW_FILL;
+	partial = before && g->window_full != before >> WINDOW_BITS;
 	g->window_at_ns = now;
-	g->window_started = 0;
-	if (__sync_val_compare_and_swap(&g->window_turn, before, turn) !=
-	    before)
+	g->window_wanted = WINDOW_CPUS;
+	if (__sync_val_compare_and_swap(&g->window, before,
+					turn << WINDOW_BITS) != before)
 		return true;
 	count_effect(MECH_COHORTS);
 	count(&g->info.stats.windows);

@@ -22,6 +22,7 @@
 
 enum cohort_consts {
 	TICK_PARTS = 8, /* of a slice: a turn ends so long before a tick */
+	TICKS_DOUBT = 8, /* that may be far from their turns' ends */
 	TURN_PARTS = 16, /* of a turn: less than one is not worth a switch */
 	TURN_HALVINGS = 3, /* a turn is at least an eighth of a slice */
 	CROWD_ONE = 256, /* of averages of competitors */
@@ -120,27 +121,40 @@ static inline s64 tick_lateness(u64 tick, u64 base, u64 slice_ns)
 				       : (s64)ahead_ns;
 }
 
+/* Does such a tick end the turn for which it was meant? */
+static inline bool tick_is_near(s64 lateness, s64 slice_ns)
+{
+	return lateness <= slice_ns / TICK_PARTS &&
+	       lateness >= -slice_ns / TICK_PARTS;
+}
+
 /*
- * The least of @least and the @lateness of one more tick, of those that are not
- * far off (@slice_ns: none was near). Interrupts can be late, not early: one late
- * tick must not move all turns, or those that are in time find them not over.
+ * The least of @least and the @lateness of one more tick, of those that are near
+ * (@slice_ns: none was). Interrupts can be late, not early: one late tick must not
+ * move all turns, or those that are in time find them not over.
  */
 static inline s64 least_lateness(s64 least, s64 lateness, s64 slice_ns)
 {
-	bool near = lateness <= slice_ns / TICK_PARTS &&
-		    lateness >= -slice_ns / TICK_PARTS;
+	return tick_is_near(lateness, slice_ns) && lateness < least ? lateness
+								    : least;
+}
 
-	return near && lateness < least ? lateness : least;
+/* Is it clear, after so many ticks of one CPU, that turns were made for others? */
+static inline bool ticks_disagree(u32 near, u32 far)
+{
+	return far > near + TICKS_DOUBT;
 }
 
 /*
  * Where turns are to begin after a time in which @least was the least lateness,
  * the last one being @lateness: @base, moved so that turns keep their numbers.
- * The clock of ticks may drift against this one.
+ * The clock of ticks may drift against this one. If of one CPU's ticks more were
+ * @far than @near, turns were made for ticks that are late.
  */
-static inline u64 turn_base(u64 base, s64 least, s64 lateness, s64 slice_ns)
+static inline u64 turn_base(u64 base, s64 least, s64 lateness, s64 slice_ns,
+			    u32 near, u32 far)
 {
-	return base + (least < slice_ns ? least : lateness);
+	return base + (far <= near && least < slice_ns ? least : lateness);
 }
 
 /*

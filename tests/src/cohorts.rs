@@ -8,12 +8,11 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use cohort::metrics::{VmStats, percent};
 use cohort::wait::wait_for;
-use cohort_micro::Spec;
 use tempfile::NamedTempFile;
 
 use crate::Test;
 use crate::host::{
-    Guest, PATIENCE, Subject, assert_ratio, best_of_three, busy, lab, locked, schedstat_ns, shares,
+    Guest, PATIENCE, Subject, assert_ratio, best_of_three, lab, locked, schedstat_ns, shares,
     start_cohort, start_cohort_with, stop_cohort, vcpus_of, vm_stats, watch,
 };
 
@@ -53,6 +52,8 @@ pub const ON_FOUR_CPUS: &[Test] = &[(
 
 const WINDOW: Duration = Duration::from_secs(3);
 const MS: u64 = 1_000_000;
+/// Of their ready time that siblings may wait behind each other on four CPUs; without windows 28 % were seen.
+const STACKED_PCT: f64 = 10.0;
 /// Of the observer's histograms.
 const BUCKETS: usize = 24;
 
@@ -137,38 +138,43 @@ fn wide_and_narrow() -> Result<()> {
     assert_ratio(&shares, &[1.0, 1.0], 0.02)
 }
 
-/// One, two and three VMs of four vCPUs, in a lock and computing, on four CPUs: what part of their ready time they
-/// waited behind a sibling, for the stock scheduler and for Cohort.
+/// One, two and three VMs of four vCPUs in a lock, on four CPUs: what part of their ready time they waited behind a
+/// sibling, for the stock scheduler and for Cohort.
 fn not_stacked_on_four() -> Result<()> {
     let cpus = lab()?.guest_cpus.len();
     ensure!(
         cpus == 4,
         "guests have {cpus} CPUs here; boot with --cpus 5"
     );
-    let stacked = |guests: &[Guest]| -> Result<f64> {
+    let look = |guests: &[Guest]| -> Result<(f64, f64)> {
         sleep(Duration::from_secs(1));
-        let view = watch(3)?;
+        let view = watch(2)?;
         let (mut stacked, mut ready) = (0.0, 0.0);
         for guest in guests {
             let all = vcpus_of(&view, guest)?;
             stacked += all.stacked_pct * all.ready_pct / 100.0;
             ready += all.ready_pct;
         }
-        Ok(percent(stacked, ready))
+        Ok((percent(stacked, ready), ready / guests.len() as f64))
     };
-    for (name, spec) in [
-        ("locked", locked as fn(&str, usize) -> Result<Spec>),
-        ("busy", |name, vcpus| Ok(busy(name, vcpus))),
-    ] {
-        let mut guests = Vec::new();
-        for number in 1..=3 {
-            guests.push(Guest::start(&spec(&format!("{name}{number}"), 4)?)?);
-            let stock = stacked(&guests)?;
-            let cohort = start_cohort()?;
-            let with = stacked(&guests)?;
-            stop_cohort(cohort)?;
-            println!("    {number} VMs, {name}: stock {stock:.2} %, Cohort {with:.2} %");
+    let mut guests = Vec::new();
+    for number in 1..=3 {
+        guests.push(Guest::start(&locked(&format!("vm{number}"), 4)?)?);
+        let (stock, _) = look(&guests)?;
+        let cohort = start_cohort()?;
+        let (stacked, ready) = look(&guests)?;
+        for guest in &guests {
+            print("VM", &vm_stats(guest.micro.pid() as u32)?);
         }
+        stop_cohort(cohort)?;
+        println!(
+            "    {number} VMs: stacked {stacked:.2} % of their ready time ({ready:.1} % of all), under stock {stock:.2} %"
+        );
+        // Alone a VM hardly ever waits, so what it waits for says little.
+        ensure!(
+            ready < 5.0 || stacked < STACKED_PCT,
+            "of their ready time vCPUs waited {stacked:.2} % behind siblings"
+        );
     }
     Ok(())
 }
