@@ -31,6 +31,27 @@ static void watch_slice(s32 cpu, struct cpu_state *c, struct group *g,
 		set_alarm(cpu, at_ns - now);
 }
 
+/* Does the running @tc yield on @c, of @cpu, although KVM did not ask for it? Whom
+ * to is found out now: a moment ago somebody was ready. */
+static bool yields_relaxed(struct cpu_state *c, s32 cpu, struct task_ctx *tc)
+{
+	s32 pid = c->relaxed_pid;
+	struct choice choice = {};
+	struct group *g;
+
+	c->relaxed_pid = 0;
+	if (!pid || !tc || !tc->run_at_ns ||
+	    pid != (s32)bpf_get_current_pid_tgid() ||
+	    !finds_sibling(tc, pid, cpu, &choice))
+		return false;
+	g = lookup_group(tc->group);
+	if (g)
+		count(&g->info.stats.yields_relaxed);
+	owe_yield(c, tc, pid, &choice,
+		  choice.rank == TARGET_RECEIVER ? MECH_IPI : MECH_RELAXED);
+	return true;
+}
+
 /* A task that runs elsewhere since may have set it: then there is nothing to do. */
 static int alarm_rings(void *map, u32 *cpu, struct cpu_alarm *alarm)
 {
@@ -41,7 +62,7 @@ static int alarm_rings(void *map, u32 *cpu, struct cpu_alarm *alarm)
 
 	if (!c || !c->group)
 		return 0;
-	if (owes_yield(c, c->group, now)) {
+	if (yields_relaxed(c, *cpu, tc)) {
 		scx_bpf_kick_cpu(*cpu, SCX_KICK_PREEMPT);
 		return 0;
 	}

@@ -100,9 +100,9 @@ struct group_stats {
 	u64 stacked_ns; /* ready behind a sibling on one CPU although another
 			   CPU of its lane ran no sibling */
 	u64 windows; /* turns in which its vCPUs were to run together */
-	u64 windows_partial; /* of which not all vCPUs ran that could */
+	u64 windows_partial; /* of which not all CPUs served it that could */
 	u64 window_skew[NR_BUCKETS]; /* of the others, from the window's begin
-					until the last one ran; buckets as above */
+					until the last one did; buckets as above */
 	u64 costop_ns; /* vCPUs were stopped, as they were too far ahead of
 			  their slowest sibling; not part of ready_ns */
 	u64 costops[NR_BUCKETS]; /* such stops, by how far it was; buckets as

@@ -82,21 +82,13 @@ static void on_spin_end(struct task_struct *p)
 	s32 cpu = bpf_get_smp_processor_id();
 	struct cpu_state *c = lookup_cpu(cpu);
 	struct choice choice = {};
-	struct group *g;
 
-	if (!tc || !c || tc->yielded || !is_on(MECH_RELAXED))
+	if (!tc || !c || tc->yielded || !is_on(MECH_RELAXED) ||
+	    !finds_sibling(tc, p->pid, cpu, &choice))
 		return;
-	g = lookup_group(tc->group);
-	if (!g || !is_vm(g) || throttled_by(tc->group))
-		return;
-	choose_sibling(tc, p->pid, cpu, true, &choice);
-	if (!choice.pid)
-		return;
-	count(&g->info.stats.yields_relaxed);
-	owe_yield(c, tc, p->pid, &choice,
-		  choice.rank == TARGET_RECEIVER ? MECH_IPI : MECH_RELAXED);
 	/* Not at once: a task that is preempted inside a BPF program may not
 	 * leave its CPU, and would keep a sibling from running there. */
+	c->relaxed_pid = p->pid;
 	set_alarm(cpu, LEAVE_HOOK_NS);
 }
 

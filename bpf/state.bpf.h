@@ -129,6 +129,9 @@ struct cpu_state {
 	u32 ticks_near; /* ticks that ended the turn they were meant for */
 	u32 ticks_far; /* and that did not */
 
+	/* The running vCPU yields in a moment, though KVM did not ask. */
+	s32 relaxed_pid;
+
 	/* A short extension of a slice. */
 	s32 grace_pid; /* the running task if it was given one, else 0 */
 

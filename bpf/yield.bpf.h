@@ -144,6 +144,19 @@ static void choose_sibling(struct task_ctx *giver, s32 pid, s32 cpu,
 			      giver->spins_in_kernel, choice);
 }
 
+/* Is there a sibling, which @choice is then, for the spinning @tc, thread @pid on
+ * @cpu, though KVM found none? */
+static bool finds_sibling(struct task_ctx *tc, s32 pid, s32 cpu,
+			  struct choice *choice)
+{
+	struct group *g = lookup_group(tc->group);
+
+	if (!g || !is_vm(g) || throttled_by(tc->group))
+		return false;
+	choose_sibling(tc, pid, cpu, true, choice);
+	return choice->pid != 0;
+}
+
 /* ---- owing and serving ---- */
 
 /* Has the task left the queue in which it was offered? */

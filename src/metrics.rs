@@ -179,9 +179,9 @@ pub struct VmStats {
     pub sync_rate: u32,
     #[stat(desc = "windows in which its vCPUs were to run together")]
     pub windows: u64,
-    #[stat(desc = "of these: not all vCPUs ran that could")]
+    #[stat(desc = "of these: not all CPUs served it that could")]
     pub windows_partial: u64,
-    #[stat(desc = "of the others: from the begin until the last vCPU ran: less than 2^i us")]
+    #[stat(desc = "of the others: from the begin until the last CPU did: less than 2^i us")]
     pub window_skew: Vec<u64>,
 }
 

@@ -151,7 +151,7 @@ proptest! {
         let mut base = base_for(start + first_late, slice);
         for second in 0..4 {
             // One of eight is as late as the first one was; the last one is not.
-            let tick = |i: u64| start + (second * 250 + i) * slice + if i % 8 == 0 { first_late + late[i as usize] } else { 0 };
+            let tick = |i: u64| start + (second * 250 + i) * slice + if i.is_multiple_of(8) { first_late + late[i as usize] } else { 0 };
             let ticks: Vec<u64> = (0..late.len() as u64 / 8 * 8).map(tick).collect();
             base = after_ticks(base, &ticks, slice);
         }
