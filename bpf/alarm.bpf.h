@@ -40,8 +40,7 @@ static bool yields_relaxed(struct cpu_state *c, s32 cpu, struct task_ctx *tc)
 	struct group *g;
 
 	c->relaxed_pid = 0;
-	if (!pid || !tc || !tc->run_at_ns ||
-	    pid != (s32)bpf_get_current_pid_tgid() ||
+	if (!pid || !tc || pid != (s32)bpf_get_current_pid_tgid() ||
 	    !finds_sibling(tc, pid, cpu, &choice))
 		return false;
 	g = lookup_group(tc->group);

@@ -570,6 +570,7 @@ void BPF_STRUCT_OPS(cohort_stopping, struct task_struct *p, bool runnable)
 	c->prev_run_ns = now - tc->run_at_ns;
 	c->group = 0;
 	c->grace_pid = 0;
+	c->relaxed_pid = 0;
 	tc->run_at_ns = 0;
 	tc->ready_at_ns = runnable ? now : 0;
 }
