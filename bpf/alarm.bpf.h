@@ -3,6 +3,8 @@
  * What a CPU does between two ticks, as slices end at ticks only: the end of a
  * shorter turn, the end of an extension, a look at skew, a yield for which KVM did
  * not ask. One timer per CPU, which is set when a task begins to run that needs it.
+ * Linux 7.2 checks what it calls as if it could sleep, like cohort_init, which sets
+ * it up: such functions take the RCU lock that all other callers have anyway.
  */
 #ifndef COHORT_ALARM_BPF_H
 #define COHORT_ALARM_BPF_H

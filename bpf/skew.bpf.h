@@ -46,6 +46,7 @@ __noinline int slowest_waiting(u32 id, u64 *slowest)
 
 	if (!slowest)
 		return false;
+	bpf_rcu_read_lock();
 	bpf_for_each(scx_dsq, p, id, 0) {
 		struct task_ctx *tc = lookup_task_may_fail(p);
 
@@ -59,6 +60,7 @@ __noinline int slowest_waiting(u32 id, u64 *slowest)
 		if (skew_ends(skew_ahead(tc->vtime, *slowest), skew_resume_ns))
 			end_stop(tc, now);
 	}
+	bpf_rcu_read_unlock();
 	return found;
 }
 

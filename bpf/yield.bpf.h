@@ -41,6 +41,7 @@ __noinline int follow_chain(s32 pid, s32 cpu, struct choice *choice)
 
 	if (!choice)
 		return 0;
+	bpf_rcu_read_lock();
 	bpf_for(i, 0, IPI_CHAIN) {
 		struct task_ctx *next_tc;
 		struct task_struct *next;
@@ -74,6 +75,7 @@ __noinline int follow_chain(s32 pid, s32 cpu, struct choice *choice)
 		tc = next_tc;
 		pid = to;
 	}
+	bpf_rcu_read_unlock();
 	return 0;
 }
 
@@ -108,6 +110,7 @@ __noinline int rank_siblings(u32 queue_id, s32 cpu, s32 offered_pid,
 	if (!g)
 		return 0;
 	window_ns = g->ipi_window_ns;
+	bpf_rcu_read_lock();
 	bpf_for_each(scx_dsq, p, queue_id, 0) {
 		struct task_ctx *tc = lookup_task_may_fail(p);
 		bool offered = p->pid == offered_pid;
@@ -126,6 +129,7 @@ __noinline int rank_siblings(u32 queue_id, s32 cpu, s32 offered_pid,
 			choice->rank = rank;
 		}
 	}
+	bpf_rcu_read_unlock();
 	return 0;
 }
 
