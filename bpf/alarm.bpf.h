@@ -53,6 +53,19 @@ static bool yields_relaxed(struct cpu_state *c, s32 cpu, struct task_ctx *tc)
 	return true;
 }
 
+/* Is the slice of the running @tc on @c, of @cpu, to end now? */
+static bool ends_slice(struct cpu_state *c, s32 cpu, struct task_ctx *tc,
+		       u64 now)
+{
+	if (yields_relaxed(c, cpu, tc))
+		return true;
+	if (vtime_before(now, c->slice_until_ns))
+		return tc && tc->run_at_ns && stops_for_sibling(tc, now);
+	if (turns_halved)
+		count_effect(MECH_SHORT_TURNS);
+	return true;
+}
+
 /* A task that runs elsewhere since may have set it: then there is nothing to do. */
 static int alarm_rings(void *map, u32 *cpu, struct cpu_alarm *alarm)
 {
@@ -63,22 +76,12 @@ static int alarm_rings(void *map, u32 *cpu, struct cpu_alarm *alarm)
 
 	if (!c || !c->group)
 		return 0;
-	if (yields_relaxed(c, *cpu, tc)) {
-		scx_bpf_kick_cpu(*cpu, SCX_KICK_PREEMPT);
-		return 0;
-	}
-	if (!vtime_before(now, c->slice_until_ns)) {
-		if (turns_halved)
-			count_effect(MECH_SHORT_TURNS);
+	if (ends_slice(c, *cpu, tc, now)) {
 		scx_bpf_kick_cpu(*cpu, SCX_KICK_PREEMPT);
 		return 0;
 	}
 	g = tc && tc->run_at_ns ? lookup_group(tc->group) : NULL;
-	if (!g)
-		return 0;
-	if (stops_for_sibling(tc, now))
-		scx_bpf_kick_cpu(*cpu, SCX_KICK_PREEMPT);
-	else
+	if (g)
 		watch_slice(*cpu, c, g, tc, now);
 	return 0;
 }

@@ -10,6 +10,7 @@
 #include "intf.h"
 #include "policy/ipi.h"
 #include "kvm.bpf.h"
+#include "histogram.bpf.h"
 #include "signals.bpf.h"
 
 char _license[] SEC("license") = "GPL";

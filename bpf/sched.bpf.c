@@ -27,6 +27,7 @@
 #include "policy/skew.h"
 #include "policy/target.h"
 #include "kvm.bpf.h"
+#include "histogram.bpf.h"
 #include "signals.bpf.h"
 #include "state.bpf.h"
 #include "queue.bpf.h"
@@ -463,8 +464,8 @@ void BPF_STRUCT_OPS(cohort_runnable, struct task_struct *p, u64 enq_flags)
 		count(&g->info.stats.wakeups);
 }
 
-/* vCPU @tid, which has a CPU again, was kept from running so long. */
-static void note_waits(s32 tid, u64 costop_ns, u64 capped_ns)
+/* vCPU @tid of @g, which has a CPU again, was kept from running so long. */
+static void note_waits(s32 tid, struct group *g, u64 costop_ns, u64 capped_ns)
 {
 	struct vcpu_waits *waits, first = {
 		.costop_ns = costop_ns,
@@ -473,6 +474,8 @@ static void note_waits(s32 tid, u64 costop_ns, u64 capped_ns)
 
 	if (!costop_ns && !capped_ns)
 		return;
+	__sync_fetch_and_add(&g->info.stats.costop_ns, costop_ns);
+	__sync_fetch_and_add(&g->info.stats.throttled_ns, capped_ns);
 	waits = bpf_map_lookup_elem(&cohort_waits, &tid);
 	if (!waits) {
 		bpf_map_update_elem(&cohort_waits, &tid, &first, BPF_NOEXIST);
@@ -501,11 +504,9 @@ static void account_wait(struct task_struct *p, struct task_ctx *tc,
 	/* It may have joined a queue that was parked already. */
 	if (throttled_ns > waited_ns)
 		throttled_ns = waited_ns;
-	__sync_fetch_and_add(&g->info.stats.throttled_ns, throttled_ns);
 	if (costop_ns > waited_ns - throttled_ns)
 		costop_ns = waited_ns - throttled_ns;
-	__sync_fetch_and_add(&g->info.stats.costop_ns, costop_ns);
-	note_waits(p->pid, costop_ns, throttled_ns);
+	note_waits(p->pid, g, costop_ns, throttled_ns);
 	__sync_fetch_and_add(&g->info.stats.ready_ns,
 			     waited_ns - throttled_ns - costop_ns);
 	if (tc->last_cpu >= 0 && tc->last_cpu != cpu)
@@ -825,7 +826,6 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_init)
 	}
 	bpf_for(i, 0, nr_cpus) {
 		struct lane *lane = lookup_lane(i);
-
 		struct cpu_alarm *alarm = lookup_alarm(i);
 
 		if (!lane || !alarm)

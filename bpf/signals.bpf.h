@@ -94,9 +94,7 @@ static inline u64 answer_begins(struct signals *receiver, u64 *histogram,
 		receiver->ipi_waits_ns = 0;
 		/* A sender that saw it waiting may come after @now. */
 		waited_ns = waits_ns < now ? now - waits_ns : 0;
-		i = log2_bucket(waited_ns / 1000);
-		if (i < NR_BUCKETS)
-			__sync_fetch_and_add(&histogram[i], 1);
+		count_time(histogram, waited_ns);
 	}
 	if (!eois_hidden)
 		return waited_ns;

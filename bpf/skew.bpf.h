@@ -69,7 +69,6 @@ static bool stops_for_sibling(struct task_ctx *tc, u64 now)
 {
 	struct group *g = lookup_group(tc->group);
 	u64 slowest = 0, ahead_ns;
-	u32 bucket;
 
 	if (!g || !watches_skew(g, tc) ||
 	    !slowest_waiting(tc->queue_cached, &slowest))
@@ -79,9 +78,7 @@ static bool stops_for_sibling(struct task_ctx *tc, u64 now)
 		return false;
 	tc->stopped_at_ns = now;
 	count_effect(MECH_SKEW);
-	bucket = log2_bucket(ahead_ns / 1000);
-	if (bucket < NR_BUCKETS)
-		count(&g->info.stats.costops[bucket]);
+	count_time(g->info.stats.costops, ahead_ns);
 	return true;
 }
 

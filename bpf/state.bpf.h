@@ -49,7 +49,8 @@ u64 turns_ns;
 u64 turns_set_ns;
 /* How late ticks have come since, at least; the slice: none was near. */
 s64 turns_late_ns;
-/* How often a slice is halved to make a turn; written with turns_ns. */
+/* How often a slice is halved to make a turn; written by ticks: more often at
+ * any, less often with turns_ns. */
 u32 turns_halved;
 /* How many groups waited for a CPU since, times CROWD_ONE; the busiest CPU's. */
 u32 turns_crowd;

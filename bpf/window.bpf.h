@@ -4,9 +4,10 @@
  * how a window is opened on all lanes that its vCPUs wait in, how other CPUs
  * see that. Not here: the arithmetic of turns and scores (policy/cohort.h).
  *
- * Nobody is told anything, and nobody waits: all CPUs come to the end of a turn
- * by themselves, at the same tick. The first one writes down what it found, per
- * lane in one word, and the others read that instead of choosing by themselves.
+ * Nobody waits: all CPUs come to the end of a turn by themselves, at the same
+ * tick. The first one writes down what it found, per lane in one word, and the
+ * others read that instead of choosing by themselves. Only who fills in for a
+ * moment is told when a vCPU of the window's wants its CPU.
  * When all waiting vCPUs of a VM have a CPU, another VM's window may be opened on
  * the lane's other CPUs in the same turn.
  */
@@ -160,27 +161,26 @@ static void serve_window(struct cpu_state *c, u32 id, struct group *g, u64 now)
 {
 	u64 turn = window_turn(g);
 	struct group *left;
-	u32 i;
 
-	if (!turn || turn != turn_for_windows(now))
+	if (turn != turn_for_windows(now))
 		turn = 0;
-	if (c->window_group == (turn ? id : 0) && c->window_turn == turn)
+	if (!turn)
+		id = 0;
+	if (c->window_group == id && c->window_turn == turn)
 		return;
 	left = c->window_group ? lookup_group(c->window_group) : NULL;
 	if (left)
 		window_count(left, c->window_turn, -1);
-	c->window_group = turn ? id : 0;
+	c->window_group = id;
 	c->window_turn = turn;
 	if (!turn || window_count(g, turn, 1) < g->window_wanted ||
 	    g->window_full == turn)
 		return;
 	g->window_full = turn;
 	/* Who opened it may have read its clock later. */
-	i = vtime_before(now, g->window_at_ns)
-		    ? 0
-		    : log2_bucket((now - g->window_at_ns) / 1000);
-	if (i < NR_BUCKETS)
-		__sync_fetch_and_add(&g->info.stats.window_skew[i], 1);
+	count_time(g->info.stats.window_skew, vtime_before(now, g->window_at_ns)
+						      ? 0
+						      : now - g->window_at_ns);
 }
 
 enum show {
@@ -222,12 +222,10 @@ static enum show show_window(u32 id, struct queue *q, u64 turn)
 static void call_filler(struct group *g, u32 lane_id, u64 now)
 {
 	struct lane *lane = lookup_lane(lane_id);
-	u64 turn = turn_for_windows(now), filler;
+	u64 filler = lane ? lane->filler : 0, turn = filler >> WINDOW_BITS;
 
-	if (!lane || !turn)
-		return;
-	filler = lane->filler;
-	if (filler >> WINDOW_BITS != turn || !window_wants(g, turn) ||
+	if (!filler || !window_wants(g, turn) ||
+	    turn != turn_for_windows(now) ||
 	    __sync_val_compare_and_swap(&lane->filler, filler, 0) != filler)
 		return;
 	scx_bpf_kick_cpu(filler & (WINDOW_CPUS - 1), SCX_KICK_PREEMPT);

@@ -134,8 +134,12 @@ fn kept_ns(tid: i32, before: &Observation, after: &Observation) -> [u64; 2] {
         waits.map_or([0; 2], |waits| [waits.costop_ns, waits.capped_ns])
     };
     let (before, after) = (at(before), at(after));
-    // It begins anew with a new scheduler.
-    std::array::from_fn(|i| after[i].checked_sub(before[i]).unwrap_or(after[i]))
+    std::array::from_fn(|i| gained(after[i], before[i]))
+}
+
+/// What a counter gained that begins anew when it was forgotten in between, or another scheduler came.
+fn gained(after: u64, before: u64) -> u64 {
+    after.checked_sub(before).unwrap_or(after)
 }
 
 /// What VMs are called; those with a name in common get their process behind it.
@@ -239,8 +243,6 @@ fn takers(
         .collect();
     let view = |taker: &TakerReading| {
         let earlier = earlier.get(&identity(&taker.key));
-        // One that was forgotten in between begins anew.
-        let gained = |after: u64, before: u64| after.checked_sub(before).unwrap_or(after);
         let id = taker.key.id;
         let (kind, name) = match taker.key.kind {
             intf::taker_kind_TAKER_VM => ("vm", names.get(&(id as u32)).cloned()),

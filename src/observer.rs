@@ -83,18 +83,19 @@ impl<'object> Observer<'object> {
         let cgroups = takers.iter().filter(of_cgroups).map(|taker| taker.key.id);
         let mut cgroup_names = self.cgroup_names.borrow_mut();
         let online = topology::online_cpus(&self.host.sys)?;
+        let scheduler = preflight::scheduler_name(&self.host);
+        let scheduler = scheduler.unwrap_or_else(|| String::from("stock"));
         Ok(Observation {
             at_ns,
             cpus: u32::try_from(online.len()).context("more CPUs than can be counted")?,
-            scheduler: preflight::scheduler_name(&self.host)
-                .unwrap_or_else(|| String::from("stock")),
+            waits: scheduler.starts_with("cohort").then(read_waits).flatten(),
+            scheduler,
             blind_spots: self.seen.blind_spots.clone(),
             unseen: self.seen.unseen_fields(),
             identities: tgids.iter().map(identity).collect(),
             cpus_of: cpus_of(&vcpus, &online),
             competition,
             cgroup_names: cgroup_names.names(&self.host, &cgroups.collect()),
-            waits: read_waits(),
             takers,
             vcpus,
         })
@@ -124,7 +125,7 @@ impl<'object> Observer<'object> {
     }
 }
 
-/// How long Cohort kept vCPUs from running, by thread; `None` while it does not schedule this host.
+/// How long Cohort kept vCPUs from running, by thread; `None` if it has just gone.
 fn read_waits() -> Option<HashMap<i32, intf::vcpu_waits>> {
     let map = MapInfoIter::default()
         .filter(|map| map.name == WAITS_MAP)

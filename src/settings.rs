@@ -219,12 +219,6 @@ impl Settings {
             Some(path) => SettingsFile::read(path)?,
             None => SettingsFile::default(),
         };
-        let first = |option: Option<u64>, key: Option<Spanned<u64>>| {
-            option.or(key.map(Spanned::into_inner))
-        };
-        let timeout_ms = options
-            .timeout_ms
-            .or(file.timeout_ms.map(Spanned::into_inner));
         let skew = |option, key, default| first(option, key).unwrap_or(default);
         let skew = Skew {
             limit_us: skew(
@@ -252,7 +246,7 @@ impl Settings {
         );
         Ok(Self {
             slice_us: first(options.slice_us, file.slice_us).unwrap_or(SLICE_US_DEFAULT),
-            timeout_ms: timeout_ms.unwrap_or(TIMEOUT_MS_DEFAULT),
+            timeout_ms: first(options.timeout_ms, file.timeout_ms).unwrap_or(TIMEOUT_MS_DEFAULT),
             ready_wait_ms: first(options.ready_wait_ms, file.ready_wait_ms)
                 .unwrap_or(READY_WAIT_MS_DEFAULT),
             skew,
@@ -268,6 +262,11 @@ impl Settings {
             exceptions: file.vm.into_iter().map(Spanned::into_inner).collect(),
         })
     }
+}
+
+/// What the command line says, or else the file.
+fn first<T>(option: Option<T>, key: Option<Spanned<T>>) -> Option<T> {
+    option.or(key.map(Spanned::into_inner))
 }
 
 impl SettingsFile {
@@ -370,6 +369,14 @@ mod tests {
         file
     }
 
+    /// The file, and nothing on the command line.
+    fn options_of(file: &NamedTempFile) -> RunOptions {
+        RunOptions {
+            config: Some(file.path().to_owned()),
+            ..RunOptions::default()
+        }
+    }
+
     fn defaults() -> Settings {
         Settings::resolve(&RunOptions::default()).expect("the defaults are valid")
     }
@@ -397,9 +404,8 @@ mod tests {
     fn the_command_line_wins_over_the_file() {
         let file = file("slice_us = 2000\ntimeout_ms = 2000\n");
         let options = RunOptions {
-            config: Some(file.path().to_owned()),
             slice_us: Some(3000),
-            ..RunOptions::default()
+            ..options_of(&file)
         };
         let settings = Settings::resolve(&options).expect("both are valid");
         assert_eq!((settings.slice_us, settings.timeout_ms), (3000, 2000));
@@ -416,10 +422,7 @@ mod tests {
         assert_eq!(uncommented.len(), 10, "each key is there once");
 
         let file = file(&uncommented.join("\n"));
-        let options = RunOptions {
-            config: Some(file.path().to_owned()),
-            ..RunOptions::default()
-        };
+        let options = options_of(&file);
         let settings = Settings::resolve(&options).expect("the shipped file is valid");
         let expected = Settings {
             // The only one that is off unless asked for.
@@ -466,10 +469,7 @@ mod tests {
     #[test]
     fn a_vcpu_cannot_go_on_farther_ahead_than_where_it_was_stopped() {
         let file = file("skew_limit_us = 1500\n");
-        let mut options = RunOptions {
-            config: Some(file.path().to_owned()),
-            ..RunOptions::default()
-        };
+        let mut options = options_of(&file);
         let error = Settings::resolve(&options).expect_err("2000 is more than 1500");
         assert!(error.to_string().contains("choose the second smaller"));
         options.skew_resume_us = Some(500);
@@ -483,10 +483,7 @@ mod tests {
     #[test]
     fn mechanisms_are_left_out_by_name_and_the_command_line_replaces_the_file() {
         let file = file("off = [\"ipi\", \"adaptive-window\"]\n");
-        let mut options = RunOptions {
-            config: Some(file.path().to_owned()),
-            ..RunOptions::default()
-        };
+        let mut options = options_of(&file);
         let on = |options: &RunOptions| Settings::resolve(options).expect("valid").mechanisms;
         let of_file = [Mechanism::Ipi, Mechanism::AdaptiveWindow];
         assert_eq!(on(&options), Mechanisms::default_but(&[], &of_file));
@@ -538,10 +535,7 @@ mod tests {
     #[test]
     fn an_error_in_a_file_names_file_and_line() {
         let file = file("slice_us = 1\n");
-        let options = RunOptions {
-            config: Some(file.path().to_owned()),
-            ..RunOptions::default()
-        };
+        let options = options_of(&file);
         let error = Settings::resolve(&options).expect_err("the value is out of range");
         let place = format!("{}:1: ", file.path().display());
         assert!(error.to_string().starts_with(&place), "{error}");

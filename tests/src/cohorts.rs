@@ -6,6 +6,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
+use cohort::bpf::intf;
 use cohort::metrics::{VmStats, percent};
 use cohort::view::HostView;
 use cohort::wait::wait_for;
@@ -56,7 +57,7 @@ const MS: u64 = 1_000_000;
 /// Of their ready time that siblings may wait behind each other on four CPUs; without windows 28 % were seen.
 const STACKED_PCT: f64 = 10.0;
 /// Of the observer's histograms.
-const BUCKETS: usize = 24;
+const BUCKETS: usize = intf::cohort_limits_NR_BUCKETS as usize;
 
 fn print(name: &str, vm: &VmStats) {
     println!(

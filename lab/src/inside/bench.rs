@@ -11,7 +11,7 @@ use clap::ValueEnum;
 use super::booted::{BootedGuest, GuestSpec, Workload, start_all};
 use super::info::LabInfo;
 use super::report::CaseResult;
-use super::windows::{Timing, longest_operation, operations, run_alone, run_windows};
+use super::windows::{Timing, longest_operation, operations, run_alone, run_windows, values};
 use cohort::compare::report::{Comparison, Setting, label};
 use cohort::compare::rounds::arm_names;
 use cohort::compare::scheduler::Scheduler;
@@ -181,14 +181,7 @@ pub fn run(lab: &LabInfo, case: &Case, options: &Options) -> Result<()> {
     let specs = options.guests(case, lab);
     println!("{case}: {} guests are booting", specs.len());
     let mut guests = start_all(lab, specs.clone(), BOOT_TIMEOUT)?;
-    println!("one VM alone:");
     let alone = measure_alone(&mut guests, options.timing())?;
-    let of_alone = |metric| {
-        let numbers = alone
-            .iter()
-            .filter_map(|window| window.numbers.get(&metric));
-        numbers.copied().collect()
-    };
     let Timing { window, settle } = options.timing();
     let setting = Setting::begin(&lab.kernel, window, settle);
     let windows = run_windows(
@@ -203,8 +196,8 @@ pub fn run(lab: &LabInfo, case: &Case, options: &Options) -> Result<()> {
         case: case.to_string(),
         lab: lab.clone(),
         guests: specs,
-        alone: of_alone(operations()),
-        alone_longest_ms: of_alone(longest_operation()),
+        alone: values(&alone, &operations()),
+        alone_longest_ms: values(&alone, &longest_operation()),
         comparison: Comparison::of(setting, windows, arm_names(&schedulers))?,
         floor: case.floor(),
     };
@@ -214,6 +207,7 @@ pub fn run(lab: &LabInfo, case: &Case, options: &Options) -> Result<()> {
 }
 
 fn measure_alone(guests: &mut [BootedGuest], timing: Timing) -> Result<Vec<Window>> {
+    println!("one VM alone:");
     let alone = run_alone(guests, 0, timing, ALONE_WINDOWS)?;
     alone.iter().for_each(print_window);
     Ok(alone)

@@ -388,17 +388,6 @@ impl BootedGuest {
             .with_context(|| format!("Guest {} cannot be counted", self.spec.name))
     }
 
-    /// The longest operation of its threads since this was called last, of a workload that times them; ns of the
-    /// guest's clock.
-    ///
-    /// # Errors
-    /// Before `wait_until_counting`.
-    pub fn take_longest_ns(&self) -> Result<Option<u64>> {
-        let timed = TIMED_WORKLOADS.contains(&self.spec.workload.name.as_str());
-        let page = self.counter_page()?;
-        Ok(timed.then(|| page.take_longest_ns()))
-    }
-
     /// Where other processes can see it count.
     ///
     /// # Errors
@@ -501,7 +490,9 @@ impl Subject for BootedGuest {
     }
 
     fn take_longest_ns(&self) -> Result<Option<u64>> {
-        BootedGuest::take_longest_ns(self)
+        let timed = TIMED_WORKLOADS.contains(&self.spec.workload.name.as_str());
+        let page = self.counter_page()?;
+        Ok(timed.then(|| page.take_longest_ns()))
     }
 
     fn cpu_time_ns(&self) -> Result<u64> {

@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use super::bench::Options;
 use super::booted::{GuestSpec, Workload, start_all};
 use super::info::LabInfo;
-use super::windows::{operations, run_alone};
+use super::windows::{operations, run_alone, values};
 use crate::guest::OWN_WORKLOADS;
 use cohort::compare::statistics::median;
 
@@ -71,11 +71,7 @@ fn rates(lab: &LabInfo, workload: &str, options: &Options) -> Result<[f64; 2]> {
     let mut rates = [0.0; 2];
     for (index, rate) in rates.iter_mut().enumerate() {
         let windows = run_alone(&mut guests, index, options.timing(), options.pairs)?;
-        let rates: Vec<f64> = windows
-            .iter()
-            .map(|window| window.numbers[&operations()])
-            .collect();
-        *rate = median(&rates);
+        *rate = median(&values(&windows, &operations()));
     }
     Ok(rates)
 }

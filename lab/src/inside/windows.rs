@@ -47,6 +47,12 @@ pub trait Subject {
     fn set_frozen(&mut self, frozen: bool) -> Result<()>;
 }
 
+/// One number of each of these windows, of those that have it.
+pub fn values(windows: &[Window], metric: &Metric) -> Vec<f64> {
+    let numbers = windows.iter().map(|window| window.numbers.get(metric));
+    numbers.flatten().copied().collect()
+}
+
 /// How to measure.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
