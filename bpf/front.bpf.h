@@ -176,6 +176,93 @@ __noinline int find_front(s32 cpu, u32 prev_group, u64 turn, struct front *best)
 	return 0;
 }
 
+/* The queue that stands behind the first one, @first, in lane @lane_id, if it may be
+ * served. */
+static void lane_second(u32 lane_id, u32 first, struct front *second)
+{
+	struct lane *lane = lookup_lane(lane_id);
+	struct queue_node *node;
+	struct bpf_rb_node *rb;
+	struct queue *q;
+	u64 key = 0;
+	u32 id = 0;
+
+	if (!lane)
+		return;
+	bpf_spin_lock(&lane->lock);
+	rb = bpf_rbtree_first(&lane->tree);
+	if (!rb) {
+		bpf_spin_unlock(&lane->lock);
+		return;
+	}
+	if (container_of(rb, struct queue_node, rb)->queue != first) {
+		bpf_spin_unlock(&lane->lock);
+		return;
+	}
+	/* A tree can only be looked at from its first node. */
+	rb = bpf_rbtree_remove(&lane->tree, rb);
+	if (!rb) {
+		bpf_spin_unlock(&lane->lock);
+		return;
+	}
+	node = container_of(rb, struct queue_node, rb);
+	rb = bpf_rbtree_first(&lane->tree);
+	if (rb) {
+		id = container_of(rb, struct queue_node, rb)->queue;
+		key = container_of(rb, struct queue_node, rb)->key;
+	}
+	bpf_rbtree_add(&lane->tree, &node->rb, node_less);
+	bpf_spin_unlock(&lane->lock);
+
+	q = id ? lookup_queue(id) : NULL;
+	if (!q || q->nr_waiting <= 0 || throttled_by(q->group))
+		return;
+	second->queue = id;
+	second->group = q->group;
+	second->key = key;
+}
+
+/*
+ * The VM of @front, whose turn it is on @c, needs more CPUs than other windows have
+ * left in @turn: if the group behind it does not, that one's turn comes first.
+ */
+__noinline int pack_front(struct cpu_state *c, u64 turn, struct front *front)
+{
+	u64 now = scx_bpf_now(), next_cost;
+	struct queue *q, *next_q;
+	struct group *g, *next;
+	struct front second = {};
+	struct lane *lane;
+	u32 left, width, next_width;
+
+	if (!c || !front)
+		return 0;
+	q = lookup_queue(front->queue);
+	lane = q ? lookup_lane(q->lane) : NULL;
+	g = lookup_group(front->group);
+	if (!lane || !g || lane->nr_listed < 2)
+		return 0;
+	width = window_width(g, lane);
+	left = width > 1 ? cpus_left(c, lane, turn) : 1;
+	if (width <= left)
+		return 0;
+	lane_second(q->lane, front->queue, &second);
+	next_q = second.queue ? lookup_queue(second.queue) : NULL;
+	next = next_q ? lookup_group(second.group) : NULL;
+	if (!next)
+		return 0;
+	second.key = queue_place(lane, next_q, next, second.key, now);
+	next_width = window_width(next, lane);
+	next_cost = next_width * fair_charge(slice_ns, group_share(next, now));
+	if (!window_packs(left, width, front->key, next_width, second.key,
+			  next_cost))
+		return 0;
+	count_effect(MECH_PACKING);
+	second.contested = true;
+	*front = second;
+	return 0;
+}
+
 /* How many groups wait for @cpu; those that do so in two lanes count twice. */
 static u32 nr_waiting_groups(struct cpu_state *c, s32 cpu)
 {

@@ -44,7 +44,8 @@ enum mechanism {
 	MECH_COHORTS = 11, /* a VM's vCPUs run in the same turns */
 	MECH_SHORT_TURNS = 12, /* turns are shorter where many wait */
 	MECH_SKEW = 13, /* a vCPU too far ahead of its siblings is stopped */
-	NR_MECH = 14,
+	MECH_PACKING = 14, /* a narrow VM before a wide one that has no room */
+	NR_MECH = 15,
 };
 
 /* Whether a VM is a cohort; written by Rust for the VM's process. */
@@ -100,6 +101,7 @@ struct group_stats {
 	u64 stacked_ns; /* ready behind a sibling on one CPU although another
 			   CPU of its lane ran no sibling */
 	u64 windows; /* turns in which its vCPUs were to run together */
+	u64 windows_narrow; /* of which others had left too few CPUs for it */
 	u64 windows_partial; /* of which not all CPUs served it that could */
 	u64 window_skew[NR_BUCKETS]; /* of the others, from the window's begin
 					until the last one did; buckets as above */

@@ -264,7 +264,7 @@ static void extend(struct cpu_state *c, struct task_struct *p,
 	c->slice_until_ns = now + slice;
 	if (!g)
 		return;
-	serve_window(c, tc->group, g, now);
+	serve_window(c, tc, g, now);
 	watch_slice(scx_bpf_task_cpu(p), c, g, tc, now);
 }
 
@@ -331,6 +331,9 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 
 	bpf_for(i, 0, DISPATCH_TRIES) {
 		find_front(cpu, tc ? tc->group : 0, turn, &front);
+		if (turn && front.queue && !front.in_window &&
+		    is_on(MECH_PACKING))
+			pack_front(c, turn, &front);
 		q = lookup_queue(front.queue);
 		c->contested = front.contested || wanted_afar(c, now);
 		if (tc && goes_on(tc, &front, turn, now)) {
@@ -542,7 +545,7 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 	tc->run_at_ns = now;
 	tc->charged_ns = p->se.sum_exec_runtime;
 	tc->charged_at_ns = now;
-	serve_window(c, tc->group, g, now);
+	serve_window(c, tc, g, now);
 	c->slice_until_ns = now + p->scx.slice;
 	tc->last_cpu = cpu;
 	if (vtime_before(g->task_vtime_now, tc->vtime))

@@ -97,6 +97,8 @@ struct lane {
 	u64 filler; /* in a window: the CPU that ran another VM, as for the
 		       moment no vCPU waited; id of the turn and, in the
 		       lowest WINDOW_BITS, the CPU */
+	u64 serving; /* CPUs that serve windows of tasks which waited here, as
+			in struct group */
 	u32 users; /* subset: tasks assigned to it; atomic, 0: free */
 	struct bpf_cpumask __kptr *mask; /* domain and subset lanes */
 } __attribute__((aligned(CACHE_LINE)));
@@ -125,6 +127,7 @@ struct cpu_state {
 	u64 slice_until_ns; /* end of the running task's slice */
 	u64 window_turn; /* the turn in whose window it serves */
 	u32 window_group; /* this VM; 0: in none */
+	u32 window_lane; /* in which its task waited */
 	u32 crowd; /* groups that wait for it, on average, times CROWD_ONE */
 	u64 ticks_since_ns; /* turns_set_ns as it was when these were 0: */
 	u32 ticks_near; /* ticks that ended the turn they were meant for */

@@ -137,29 +137,73 @@ static bool window_wants(const struct group *g, u64 turn)
 	       cpus < g->nr_runnable;
 }
 
-/* One CPU more, or (@change -1) less, serves @g in its window of @turn. Returns how
- * many do; 0: it has none any more. */
-static u32 window_count(struct group *g, u64 turn, s32 change)
+/* One CPU more, or (@change -1) less, serves the window, in @turn, of which @window
+ * counts the CPUs. Returns how many do; 0: it is none of that turn any more. */
+static u32 window_count(u64 *window, u64 turn, s32 change)
 {
 	u32 i;
 
 	bpf_for(i, 0, WINDOW_TRIES) {
-		u64 window = g->window;
+		u64 before = *window;
 
-		if (window >> WINDOW_BITS != turn)
+		if (before >> WINDOW_BITS != turn)
 			break;
-		if (__sync_val_compare_and_swap(&g->window, window,
-						window + change) == window)
-			return (window + change) & (WINDOW_CPUS - 1);
+		if (__sync_val_compare_and_swap(window, before,
+						before + change) == before)
+			return (before + change) & (WINDOW_CPUS - 1);
 	}
 	return 0;
 }
 
-/* @c runs a task of group @id from @now on: it serves that one's window, if it has
+/* The same for all windows of lane @lane_id. */
+static void lane_count(u32 lane_id, u64 turn, s32 change)
+{
+	struct lane *lane = lookup_lane(lane_id);
+	u64 before, first = turn << WINDOW_BITS | 1;
+
+	if (!lane)
+		return;
+	before = lane->serving;
+	if (change > 0 && before >> WINDOW_BITS != turn &&
+	    __sync_val_compare_and_swap(&lane->serving, before, first) ==
+		    before)
+		return;
+	window_count(&lane->serving, turn, change);
+}
+
+/* How many vCPUs of @g, or tasks of it, want to run at once on @lane. */
+static u32 window_width(const struct group *g, const struct lane *lane)
+{
+	return is_vm(g) && g->info.cohort_rule != COHORT_NEVER
+		       ? tasks_at_once(g, lane->nr_cpus)
+		       : 1;
+}
+
+/* How many CPUs @c, which is to choose, finds left for one more window of @turn on
+ * @lane, itself included. */
+static u32 cpus_left(const struct cpu_state *c, struct lane *lane, u64 turn)
+{
+	struct queue *shown = lookup_queue(window_queue(lane, turn));
+	struct group *g = shown ? lookup_group(shown->group) : NULL;
+	u32 served = lane->serving >> WINDOW_BITS == turn
+			     ? lane->serving & (WINDOW_CPUS - 1)
+			     : 0;
+	u32 awaited = 0;
+
+	if (g && window_wants(g, turn))
+		awaited = tasks_at_once(g, g->window_wanted) - window_cpus(g);
+	if (served && c->window_turn == turn)
+		served--;
+	return window_left(lane->nr_cpus, served, awaited);
+}
+
+/* @c runs @tc, a task of @g, from @now on: it serves that one's window, if it has
  * one, and no other. */
-static void serve_window(struct cpu_state *c, u32 id, struct group *g, u64 now)
+static void serve_window(struct cpu_state *c, struct task_ctx *tc,
+			 struct group *g, u64 now)
 {
 	u64 turn = window_turn(g);
+	u32 id = tc->group;
 	struct group *left;
 
 	if (turn != turn_for_windows(now))
@@ -169,11 +213,17 @@ static void serve_window(struct cpu_state *c, u32 id, struct group *g, u64 now)
 	if (c->window_group == id && c->window_turn == turn)
 		return;
 	left = c->window_group ? lookup_group(c->window_group) : NULL;
-	if (left)
-		window_count(left, c->window_turn, -1);
+	if (left) {
+		window_count(&left->window, c->window_turn, -1);
+		lane_count(c->window_lane, c->window_turn, -1);
+	}
 	c->window_group = id;
 	c->window_turn = turn;
-	if (!turn || window_count(g, turn, 1) < g->window_wanted ||
+	c->window_lane = tc->cached_lane;
+	if (!turn)
+		return;
+	lane_count(c->window_lane, turn, 1);
+	if (window_count(&g->window, turn, 1) < g->window_wanted ||
 	    g->window_full == turn)
 		return;
 	g->window_full = turn;
@@ -238,21 +288,25 @@ static void call_filler(struct group *g, u32 lane_id, u64 now)
  */
 __noinline int open_window(u32 id, u32 queue_id, u64 vtime, u64 turn)
 {
+	struct cpu_state *c = lookup_cpu(bpf_get_smp_processor_id());
 	struct group *g = lookup_group(id);
 	struct queue *q = lookup_queue(queue_id);
+	struct lane *lane = q ? lookup_lane(q->lane) : NULL;
 	u64 now = scx_bpf_now(), before;
-	u32 i, opened, cpus = 0;
+	u32 i, opened, left, cpus = 0;
 	enum show show;
-	bool partial;
+	bool partial, narrow;
 
-	if (!g || !q || !is_vm(g) || g->nr_runnable < 2 || q->group != id ||
-	    g->info.cohort_rule == COHORT_NEVER)
+	if (!c || !lane || !g || !q || !is_vm(g) || g->nr_runnable < 2 ||
+	    q->group != id || g->info.cohort_rule == COHORT_NEVER)
 		return true;
 	before = g->window;
 	if (before >> WINDOW_BITS == turn)
 		return true;
 	g->window_bound =
 		window_bound(vtime, fair_charge(slice_ns, group_share(g, now)));
+	left = cpus_left(c, lane, turn);
+	narrow = left < window_width(g, lane);
 	show = show_window(queue_id, q, turn);
 	if (show != SHOW_DONE)
 		return show == SHOW_FILL;
@@ -266,18 +320,20 @@ __noinline int open_window(u32 id, u32 queue_id, u64 vtime, u64 turn)
 	count(&g->info.stats.windows);
 	if (partial)
 		count(&g->info.stats.windows_partial);
+	if (narrow)
+		count(&g->info.stats.windows_narrow);
 	opened = queue_id;
 	queue_id = g->first_queue;
 	bpf_for(i, 0, MAX_COHORT_QUEUES) {
-		struct lane *lane;
-
 		q = queue_id ? lookup_queue(queue_id) : NULL;
 		lane = q ? lookup_lane(q->lane) : NULL;
 		if (!lane)
 			break;
 		if (q->nr_waiting > 0 && queue_id != opened)
 			show_window(queue_id, q, turn);
-		if (q->nr_waiting > 0 || queue_id == opened)
+		if (queue_id == opened)
+			cpus += left;
+		else if (q->nr_waiting > 0)
 			cpus += lane->nr_cpus;
 		queue_id = q->next;
 	}

@@ -43,6 +43,9 @@ pub enum Mechanism {
     ShortTurns,
     /// A vCPU of a cohort that is too far ahead of its siblings is stopped until they have caught up
     Skew,
+    /// Where too few CPUs are left in a turn for the VM whose turn it is, one behind it that needs fewer comes first;
+    /// needs cohorts
+    Packing,
 }
 
 /// What is off unless asked for, as its worth has not been shown yet.
@@ -67,6 +70,7 @@ impl Mechanism {
             Self::Grace => intf::mechanism_MECH_GRACE,
             Self::ShortTurns => intf::mechanism_MECH_SHORT_TURNS,
             Self::Skew => intf::mechanism_MECH_SKEW,
+            Self::Packing => intf::mechanism_MECH_PACKING,
         };
         number as usize
     }

@@ -179,7 +179,11 @@ pub struct VmStats {
     pub sync_rate: u32,
     #[stat(desc = "windows in which its vCPUs were to run together")]
     pub windows: u64,
-    #[stat(desc = "of these: not all CPUs served it that could")]
+    #[stat(
+        desc = "of these: the windows of others had left fewer CPUs than it has vCPUs that want one"
+    )]
+    pub windows_narrow: u64,
+    #[stat(desc = "of all: not all CPUs served it that could")]
     pub windows_partial: u64,
     #[stat(desc = "of the others: from the begin until the last CPU did: less than 2^i us")]
     pub window_skew: Vec<u64>,
@@ -401,6 +405,7 @@ impl GroupInWindow {
                 .unwrap_or_default(),
             sync_rate: self.info.sync_rate,
             windows: self.used.windows,
+            windows_narrow: self.used.windows_narrow,
             windows_partial: self.used.windows_partial,
             window_skew: self.used.window_skew.to_vec(),
             ..VmStats::default()
@@ -424,6 +429,7 @@ fn difference(before: &intf::group_stats, after: &intf::group_stats) -> intf::gr
     intf::group_stats {
         ipi_to_run: gained(before.ipi_to_run, after.ipi_to_run),
         windows: after.windows.saturating_sub(before.windows),
+        windows_narrow: after.windows_narrow.saturating_sub(before.windows_narrow),
         windows_partial: after.windows_partial.saturating_sub(before.windows_partial),
         window_skew: gained(before.window_skew, after.window_skew),
         costop_ns: after.costop_ns.saturating_sub(before.costop_ns),

@@ -202,4 +202,28 @@ static inline u64 window_bound(u64 vtime, u64 slice_cost)
 	return vtime - slice_cost / 4;
 }
 
+/*
+ * CPUs of a domain of @cpus that are left for another window in a turn, of which
+ * @served serve one now and @awaited are to.
+ */
+static inline u32 window_left(u32 cpus, u32 served, u32 awaited)
+{
+	return served + awaited < cpus ? cpus - served - awaited : 1;
+}
+
+/*
+ * Packing: there are CPUs for @left vCPUs, which are too few for the @width of the
+ * VM that stands first, at @key. Is the group behind it served before it, which
+ * needs @next_width, stands at @next_key, and whose window costs @next_cost? Not
+ * if it is ahead by more than one window, and whoever stands first when a turn
+ * begins has all CPUs: so nobody falls behind by more than a window because
+ * others are packed.
+ */
+static inline bool window_packs(u32 left, u32 width, u64 key, u32 next_width,
+				u64 next_key, u64 next_cost)
+{
+	return width > left && next_width <= left &&
+	       vtime_before(next_key, key + next_cost);
+}
+
 #endif /* COHORT_POLICY_COHORT_H */
