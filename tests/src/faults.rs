@@ -14,7 +14,7 @@ use cohort::metrics::HostStats;
 use cohort::wait::wait_for;
 use cohort_lab::inside::booted::{BootedGuest, GuestSpec, Workload, start_all};
 use cohort_lab::inside::process::start;
-use cohort_micro::Spec;
+use cohort_micro::{Spec, StillVm};
 use nix::sys::signal::Signal;
 
 use crate::Test;
@@ -23,11 +23,13 @@ use crate::host::{
     stop_cohort, wait_for_sched_ext,
 };
 
+/// Alone, as it takes long.
+pub const ENTERING: &[Test] = &[(
+    "entering_and_leaving_50_times_never_stops_a_guest",
+    enter_and_leave,
+)];
+
 pub const TESTS: &[Test] = &[
-    (
-        "entering_and_leaving_50_times_never_stops_a_guest",
-        enter_and_leave,
-    ),
     (
         "affinities_that_change_all_the_time_are_obeyed",
         affinity_churn,
@@ -148,6 +150,7 @@ fn cpu_hotplug() -> Result<()> {
 }
 
 fn vm_churn() -> Result<()> {
+    let _still = StillVm::create()?;
     let beside = Guest::busy("beside", 2)?;
     let cohort = start_cohort()?;
     let come_and_go = |rounds: std::ops::Range<usize>| -> Result<HostStats> {
@@ -207,6 +210,7 @@ fn cgroup_churn() -> Result<()> {
 }
 
 fn booted_churn() -> Result<()> {
+    let _still = StillVm::create()?;
     let lab = lab()?;
     let cohort = start_cohort()?;
     for round in 0..5 {

@@ -54,6 +54,8 @@ enum Suite {
     Export,
     /// VMs come and go, for as long as COHORT_SOAK_MINUTES say, 30 without; undilated
     Soak,
+    /// Cohort takes over and leaves, again and again; undilated
+    Entering,
     /// Nothing that happens to the host or its guests stops it; undilated
     Faults,
 }
@@ -76,6 +78,7 @@ fn main() {
         Suite::Compare => compare::TESTS,
         Suite::Export => export::TESTS,
         Suite::Soak => soak::TESTS,
+        Suite::Entering => faults::ENTERING,
         Suite::Faults => faults::TESTS,
     };
     let mut arguments =

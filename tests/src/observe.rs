@@ -2,7 +2,7 @@
 //! What `cohort watch` says is true: held against what the kernel, KVM and the guests count for themselves, none of which
 //! the observer reads.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -14,8 +14,8 @@ use anyhow::{Context, Result, ensure};
 use cohort::exit::Exit;
 use cohort::wait::wait_for;
 use cohort_lab::inside::cgroup::CpuMax;
+use cohort_lab::inside::hooks::{COUNTING, Programs};
 use cohort_micro::Spec;
-use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions, ProgramInfo};
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -436,7 +436,7 @@ fn entitlements() -> Result<()> {
 /// says that it takes, in the time of emulated CPUs.
 fn costs() -> Result<()> {
     const MOST_PCT: f64 = 5.0;
-    let _counted = Setting::set("/proc/sys/kernel/bpf_stats_enabled", "1")?;
+    let _counted = Setting::set(COUNTING, "1")?;
     let _guests = [
         Guest::start(&locked("locked", 2)?)?,
         Guest::start(
@@ -447,49 +447,25 @@ fn costs() -> Result<()> {
         Guest::busy("busy", 2)?,
     ];
     let watch = Watch::begin(1, WINDOW_S)?;
-    let before = programs(watch.pid())?;
-    let begin = Instant::now();
+    let before = Programs::of(watch.pid())?;
     sleep(Duration::from_secs(3));
-    let after = programs(watch.pid())?;
-    let elapsed = begin.elapsed();
+    let (costs, seconds) = before.until(&Programs::of(watch.pid())?);
     watch.window()?;
-    let mut spent_ns = 0;
-    for (id, after) in &after {
-        let Some(before) = before.get(id) else {
-            continue;
-        };
-        let runs = after.run_cnt - before.run_cnt;
-        let took_ns = after.run_time_ns - before.run_time_ns;
-        spent_ns += took_ns;
+    for cost in &costs {
         println!(
             "    {:<16} {:>6.0} a second, {:>3} instructions, {:>5.0} ns of lab time",
-            after.name.to_string_lossy(),
-            runs as f64 / elapsed.as_secs_f64(),
-            // Eight bytes each.
-            after.xlated_prog_insns.len() / 8,
-            took_ns as f64 / runs.max(1) as f64
+            cost.name,
+            cost.runs as f64 / seconds,
+            cost.instructions,
+            cost.ns_each()
         );
     }
+    let spent_ns: u64 = costs.iter().map(|cost| cost.took_ns).sum();
     let cpus = lab()?.guest_cpus.len() as f64;
-    let pct = 100.0 * spent_ns as f64 / elapsed.as_nanos() as f64 / cpus;
+    let pct = 100.0 * spent_ns as f64 / 1e9 / seconds / cpus;
     println!("    all: {pct:.2} % of the guests' CPUs, of lab time");
     ensure!(spent_ns > 0 && pct < MOST_PCT, "it takes {pct:.2} %");
     Ok(())
-}
-
-/// The BPF programs that process `pid` holds, by their ids.
-fn programs(pid: u32) -> Result<BTreeMap<u32, ProgramInfo>> {
-    let mut held = BTreeSet::new();
-    for entry in fs::read_dir(format!("/proc/{pid}/fdinfo"))? {
-        let text = fs::read_to_string(entry?.path()).unwrap_or_default();
-        let id = text.lines().find_map(|line| line.strip_prefix("prog_id:"));
-        held.extend(id.and_then(|id| id.trim().parse::<u32>().ok()));
-    }
-    ensure!(!held.is_empty(), "process {pid} holds no BPF program");
-    let options = ProgInfoQueryOptions::default().include_xlated_prog_insns(true);
-    let all = ProgInfoIter::with_query_opts(options);
-    let held = all.filter(|program| held.contains(&program.id));
-    Ok(held.map(|program| (program.id, program)).collect())
 }
 
 fn cohort(arguments: &[&str]) -> Command {

@@ -5,6 +5,7 @@ use std::fs;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use cohort_micro::StillVm;
 
 use crate::Test;
 use crate::faults::passing;
@@ -49,6 +50,7 @@ fn expect_vms(watch: &Watch, guests: &[&Guest]) -> Result<()> {
 }
 
 fn churn() -> Result<()> {
+    let _still = StillVm::create()?;
     let minutes: u64 = match std::env::var(MINUTES) {
         Ok(minutes) => minutes.parse().context(MINUTES)?,
         Err(_) => 30,

@@ -25,6 +25,7 @@ mod state;
 mod stats;
 pub mod vmm;
 
+pub use machine::StillVm;
 pub use quantity::{Quantity, QuantityError};
 pub use spec::{Running, Spec};
 pub use state::{LatencyCounters, RunState, State, VcpuCounters};

@@ -23,7 +23,7 @@ use crate::guest::{OWN_WORKLOADS, REAL_WORKLOADS};
 /// Where results accumulate; copied out of L1 at its end.
 pub const RESULTS_PATH: &str = "/out/results.jsonl";
 /// A guest is up after 1.4 s of lab time at a dilation of 20; at 1, three at a time need most of a minute.
-const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
+pub(super) const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 const ALONE_WINDOWS: usize = 2;
 
 /// A case: a workload and a number of VMs.
@@ -161,7 +161,8 @@ impl Options {
         }
     }
 
-    fn guests(&self, case: &Case, lab: &LabInfo) -> Vec<GuestSpec> {
+    /// The guests of `case`.
+    pub fn guests(&self, case: &Case, lab: &LabInfo) -> Vec<GuestSpec> {
         let workload = self.workload(&case.workload, lab);
         (1..=case.vms)
             .map(|number| GuestSpec {

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use super::bench::{self, Case, Options};
 use super::booted::CounterPlace;
 use super::info::LabInfo;
-use super::{calibrate, demo, process, report};
+use super::{calibrate, demo, hooks, process, report};
 use anyhow::{Result, ensure};
 use clap::Subcommand;
 
@@ -26,6 +26,15 @@ pub enum Command {
     Bench {
         /// A workload and the number of VMs: tlb2, spin3, pipe2, barrier2, busy3, …; with the guests' image
         /// (`lab boot --guest-image`) redis2, dbench2, vips2, restic2, …
+        #[arg(required = true)]
+        cases: Vec<Case>,
+        /// How to measure
+        #[command(flatten)]
+        options: Options,
+    },
+    /// Show how often the BPF programs of the observer and of Cohort run in such cases, and how long they take
+    Hooks {
+        /// A workload and the number of VMs
         #[arg(required = true)]
         cases: Vec<Case>,
         /// How to measure
@@ -83,6 +92,7 @@ pub fn run(command: &Command) -> Result<()> {
             ensure!(failures.is_empty(), "{}", failures.join("\n"));
             Ok(())
         }
+        Command::Hooks { cases, options } => hooks::run(&enter_lab()?, cases, options),
         Command::Demo { stock_only } => {
             demo::run(&enter_lab()?, if *stock_only { "stock" } else { "cohort" })
         }

@@ -16,6 +16,9 @@ pub struct LabInfo {
     pub accelerator: String,
     /// How many seconds of the user's machine one second of L1 takes; 1 on hardware.
     pub dilation: f64,
+    /// L1's clock counts instructions, one per ns, instead of time.
+    #[serde(default)]
+    pub counts_instructions: bool,
     /// Release of L1's kernel.
     pub kernel: String,
     /// Version of the QEMU that runs L1.
@@ -72,9 +75,13 @@ impl LabInfo {
     /// One line that says where a figure is from.
     pub fn describe(&self) -> String {
         format!(
-            "Lab: accelerator {}, dilation {}, kernel {}, QEMU {}, {} CPUs ({}), guests on CPUs {}",
+            "Lab: accelerator {}, {}, kernel {}, QEMU {}, {} CPUs ({}), guests on CPUs {}",
             self.accelerator,
-            self.dilation,
+            if self.counts_instructions {
+                "1 ns per instruction".to_owned()
+            } else {
+                format!("dilation {}", self.dilation)
+            },
             self.kernel,
             self.qemu,
             self.cpus,
@@ -125,6 +132,7 @@ pub(crate) fn example() -> LabInfo {
     LabInfo {
         accelerator: "tcg".into(),
         dilation: 20.0,
+        counts_instructions: false,
         kernel: "7.2.13+deb14-amd64".into(),
         qemu: "10.0.2".into(),
         cpus: 3,

@@ -80,6 +80,10 @@ pub struct Options {
     /// How many times slower than ours L1's time runs; always 1 with KVM
     #[arg(long, default_value_t = 1.0)]
     dilation: f64,
+    /// Each instruction of L1 takes 1 ns of its time, and its CPUs take turns: says what a hook costs, nothing about
+    /// throughput; only under emulation
+    #[arg(long, conflicts_with = "dilation")]
+    count_instructions: bool,
     /// Seconds of our time that the run may take
     #[arg(long, default_value_t = 900)]
     timeout_s: u64,
@@ -127,6 +131,10 @@ pub fn boot(options: &Options) -> Result<u8> {
     tool::catch_signals()?;
     let accelerator = Accelerator::of_this_machine();
     let dilation = effective_dilation(options.dilation, accelerator)?;
+    ensure!(
+        !options.count_instructions || accelerator == Accelerator::Tcg,
+        "--count-instructions needs emulation, but L1 would run on KVM here."
+    );
     let default_cpus = if accelerator == Accelerator::Tcg {
         3
     } else {
@@ -151,6 +159,7 @@ pub fn boot(options: &Options) -> Result<u8> {
         memory_mib: options.memory_mib,
         guest_image: guest_image.as_deref(),
         dilation,
+        counts_instructions: options.count_instructions,
         append: &options.append,
     };
     let description = describe(&machine, &kernel, &image)?;
@@ -232,6 +241,7 @@ fn describe(machine: &Machine<'_>, kernel: &Kernel, image: &Image) -> Result<Str
     let description = LabInfo {
         accelerator: machine.accelerator.to_string(),
         dilation: machine.dilation,
+        counts_instructions: machine.counts_instructions,
         kernel: kernel.judged.candidate.release.clone(),
         qemu: image.qemu_version.clone(),
         cpus,

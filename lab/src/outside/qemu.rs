@@ -142,6 +142,8 @@ pub struct Machine<'a> {
     pub guest_image: Option<&'a Path>,
     /// How many times slower than ours its time runs.
     pub dilation: f64,
+    /// Its clock counts instructions, one per ns, instead of time; emulated only.
+    pub counts_instructions: bool,
     /// Kernel parameters beside those it needs.
     pub append: &'a str,
 }
@@ -188,8 +190,12 @@ impl Machine<'_> {
             .arg(self.cpu_model());
         command.arg("-accel").arg(match self.accelerator {
             Accelerator::Kvm => "kvm",
+            Accelerator::Tcg if self.counts_instructions => "tcg,thread=single",
             Accelerator::Tcg => "tcg,thread=multi",
         });
+        if self.counts_instructions {
+            command.args(["-icount", "shift=0,sleep=off"]);
+        }
         command
             .arg("-smp")
             .arg(format!("{},{}", self.topology.cpus(), self.topology));
