@@ -50,7 +50,7 @@ BENCHED := $(if $(filter observer,$(CASE)),$(OBSERVED),$(if $(filter each-%,$(CA
 bench: build ## CASE=spin2 (or tlb, pipe, barrier, busy, redis, dbench, vips, restic; observer; each-spin2: without each mechanism; hooks: what BPF programs cost): throughput against the stock scheduler; in the lab. CASE=export: a scrape of 1,000 VMs, here
 	@if [ "$(CASE)" = export ]; then exec $(CARGO) bench --locked --quiet -p cohort --bench export; fi; \
 	if [ "$(CASE)" = hooks ]; then $(LAB) boot --dilation 20 -- $(HOOKED) && \
-		exec $(LAB) boot --count-instructions --timeout-s 3000 -- $(HOOKED); exit; fi; \
+		exec $(LAB) boot --count-instructions --cpus 2 -- cohort-tests costs; exit; fi; \
 	run=out/bench-$(CASE)-$$(date +%Y%m%dT%H%M%S); mkdir -p out; \
 	$(LAB) boot --dilation 20 $(if $(REAL),--timeout-s 3000 --guest-image,--timeout-s 2400) --out $$run \
 		-- lab inside bench $(BENCHED); \

@@ -18,6 +18,7 @@ use cohort_micro::{Spec, StillVm};
 use nix::sys::signal::Signal;
 
 use crate::Test;
+use crate::costs::sleepy;
 use crate::host::{
     Guest, HostLoad, PATIENCE, Service, Setting, busy, cohort_stats, lab, start_cohort,
     stop_cohort, wait_for_sched_ext,
@@ -82,13 +83,6 @@ pub fn passing(name: &str, number: usize) -> Spec {
             .vcpu("loop: compute 1ms"),
         vcpus => busy(name, 1 + vcpus),
     }
-}
-
-/// Two vCPUs that sleep and wake each other.
-fn sleepy(name: &str) -> Spec {
-    Spec::new(name)
-        .vcpu("loop: compute 20us; ipi 1 0x41; wait-answer; sleep 200us")
-        .vcpu("loop: halt; compute 10us")
 }
 
 fn affinity_churn() -> Result<()> {

@@ -14,13 +14,14 @@ use anyhow::{Context, Result, ensure};
 use cohort::exit::Exit;
 use cohort::wait::wait_for;
 use cohort_lab::inside::cgroup::CpuMax;
-use cohort_lab::inside::hooks::{COUNTING, Programs};
+use cohort_lab::inside::hooks::COUNTING;
 use cohort_micro::Spec;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::Test;
+use crate::costs::{costs, print, sleepy};
 use crate::host::{
     Guest, HostLoad, PATIENCE, Setting, Subject, Watch, best_of_three, busy, lab, locked, refused,
     refused_without_root, schedstat_ns, start_cohort, stop_cohort, vcpus_of, watch,
@@ -48,7 +49,7 @@ pub const TESTS: &[Test] = &[
         "each_vm_is_entitled_to_what_weights_and_a_cap_leave",
         entitlements,
     ),
-    ("what_it_costs_is_accounted_for", costs),
+    ("what_it_costs_is_accounted_for", accounted_for),
     ("whatever_is_wrong_is_said_in_a_sentence", refusals),
     ("vms_that_go_or_come_meanwhile_are_seen", vms_change),
 ];
@@ -434,32 +435,18 @@ fn entitlements() -> Result<()> {
 /// While VMs do what makes the observer work hardest: how often each of its programs runs, of how many instructions it is
 /// (it has hardly a loop, so no run executes more, but for the kernel's functions that it calls), and how long the kernel
 /// says that it takes, in the time of emulated CPUs.
-fn costs() -> Result<()> {
+fn accounted_for() -> Result<()> {
     const MOST_PCT: f64 = 5.0;
     let _counted = Setting::set(COUNTING, "1")?;
     let _guests = [
         Guest::start(&locked("locked", 2)?)?,
-        Guest::start(
-            &Spec::new("sleepy")
-                .vcpu("loop: compute 20us; ipi 1 0x41; wait-answer; sleep 200us")
-                .vcpu("loop: halt; compute 10us"),
-        )?,
+        Guest::start(&sleepy("sleepy"))?,
         Guest::busy("busy", 2)?,
     ];
     let watch = Watch::begin(1, WINDOW_S)?;
-    let before = Programs::of(watch.pid())?;
-    sleep(Duration::from_secs(3));
-    let (costs, seconds) = before.until(&Programs::of(watch.pid())?);
+    let (costs, seconds) = costs(watch.pid())?;
     watch.window()?;
-    for cost in &costs {
-        println!(
-            "    {:<16} {:>6.0} a second, {:>3} instructions, {:>5.0} ns of lab time",
-            cost.name,
-            cost.runs as f64 / seconds,
-            cost.instructions,
-            cost.ns_each()
-        );
-    }
+    print(&costs, seconds);
     let spent_ns: u64 = costs.iter().map(|cost| cost.took_ns).sum();
     let cpus = lab()?.guest_cpus.len() as f64;
     let pct = 100.0 * spent_ns as f64 / 1e9 / seconds / cpus;

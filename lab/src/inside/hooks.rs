@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! What BPF programs cost while guests work: how often each runs, and how long one run takes by the kernel's own count.
-//! In a lab that counts instructions a nanosecond is one. Not for throughput (`bench`).
+//! Not for throughput (`bench`).
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
@@ -109,24 +109,20 @@ pub fn run(lab: &LabInfo, cases: &[Case], options: &Options) -> Result<()> {
                 super::windows::Subject::ensure_alive(guest)?;
             }
             println!("\n{case}, {}:", scheduler.name());
-            print(&costs, seconds, lab.counts_instructions);
+            print(&costs, seconds);
         }
     }
     Ok(())
 }
 
-fn print(costs: &[Cost], seconds: f64, counts_instructions: bool) {
-    let unit = match counts_instructions {
-        true => "insns each",
-        false => "ns each",
-    };
+fn print(costs: &[Cost], seconds: f64) {
     println!(
-        "{:<16} {:>9} {unit:>10} {:>9}",
-        "program", "runs/s", "10^6/s"
+        "{:<16} {:>9} {:>8} {:>8}",
+        "program", "runs/s", "ns each", "ms/s"
     );
     let line = |name: &str, runs: u64, took: u64| {
         println!(
-            "{name:<16} {:>9.0} {:>10.0} {:>9.2}",
+            "{name:<16} {:>9.0} {:>8.0} {:>8.2}",
             runs as f64 / seconds,
             took as f64 / runs.max(1) as f64,
             took as f64 / 1e6 / seconds
