@@ -42,14 +42,11 @@ OBSERVED := tlb2 spin2 pipe2 busy2 --scheduler watched --window-ms 500
 # What each mechanism is worth: many schedulers in one rotation, so shorter windows.
 EACH := --each-mechanism --pairs 7 --window-ms 400 --settle-ms 100
 
-# What BPF programs cost: how often they run, then how many instructions a run takes.
-HOOKED := lab inside hooks tlb2 spin2 pipe2 barrier2
-
 BENCHED := $(if $(filter observer,$(CASE)),$(OBSERVED),$(if $(filter each-%,$(CASE)),$(CASE:each-%=%) $(EACH),$(CASE) $(if $(REAL),--window-ms 3000)))
 
 bench: build ## CASE=spin2 (or tlb, pipe, barrier, busy, redis, dbench, vips, restic; observer; each-spin2: without each mechanism; hooks: what BPF programs cost): throughput against the stock scheduler; in the lab. CASE=export: a scrape of 1,000 VMs, here
 	@if [ "$(CASE)" = export ]; then exec $(CARGO) bench --locked --quiet -p cohort --bench export; fi; \
-	if [ "$(CASE)" = hooks ]; then $(LAB) boot --dilation 20 -- $(HOOKED) && \
+	if [ "$(CASE)" = hooks ]; then $(LAB) boot --dilation 20 -- lab inside hooks tlb2 spin2 pipe2 barrier2 && \
 		exec $(LAB) boot --count-instructions --cpus 2 -- cohort-tests costs; exit; fi; \
 	run=out/bench-$(CASE)-$$(date +%Y%m%dT%H%M%S); mkdir -p out; \
 	$(LAB) boot --dilation 20 $(if $(REAL),--timeout-s 3000 --guest-image,--timeout-s 2400) --out $$run \

@@ -176,34 +176,32 @@ __noinline int find_front(s32 cpu, u32 prev_group, u64 turn, struct front *best)
 	return 0;
 }
 
-/* The queue that stands behind the first one, @first, in lane @lane_id, if it may be
- * served. */
-static void lane_second(u32 lane_id, u32 first, struct front *second)
+/* The queue that stands behind the first one, @first, in @lane, which @second then
+ * is; NULL: there is none that may be served. */
+static struct queue *lane_second(struct lane *lane, u32 first,
+				 struct front *second)
 {
-	struct lane *lane = lookup_lane(lane_id);
 	struct queue_node *node;
 	struct bpf_rb_node *rb;
 	struct queue *q;
 	u64 key = 0;
 	u32 id = 0;
 
-	if (!lane)
-		return;
 	bpf_spin_lock(&lane->lock);
 	rb = bpf_rbtree_first(&lane->tree);
 	if (!rb) {
 		bpf_spin_unlock(&lane->lock);
-		return;
+		return NULL;
 	}
 	if (container_of(rb, struct queue_node, rb)->queue != first) {
 		bpf_spin_unlock(&lane->lock);
-		return;
+		return NULL;
 	}
 	/* A tree can only be looked at from its first node. */
 	rb = bpf_rbtree_remove(&lane->tree, rb);
 	if (!rb) {
 		bpf_spin_unlock(&lane->lock);
-		return;
+		return NULL;
 	}
 	node = container_of(rb, struct queue_node, rb);
 	rb = bpf_rbtree_first(&lane->tree);
@@ -216,10 +214,11 @@ static void lane_second(u32 lane_id, u32 first, struct front *second)
 
 	q = id ? lookup_queue(id) : NULL;
 	if (!q || q->nr_waiting <= 0 || throttled_by(q->group))
-		return;
+		return NULL;
 	second->queue = id;
 	second->group = q->group;
 	second->key = key;
+	return q;
 }
 
 /*
@@ -246,8 +245,7 @@ __noinline int pack_front(struct cpu_state *c, u64 turn, struct front *front)
 	left = width > 1 ? cpus_left(c, lane, turn) : 1;
 	if (width <= left)
 		return 0;
-	lane_second(q->lane, front->queue, &second);
-	next_q = second.queue ? lookup_queue(second.queue) : NULL;
+	next_q = lane_second(lane, front->queue, &second);
 	next = next_q ? lookup_group(second.group) : NULL;
 	if (!next)
 		return 0;

@@ -203,8 +203,8 @@ static inline u64 window_bound(u64 vtime, u64 slice_cost)
 }
 
 /*
- * CPUs of a domain of @cpus that are left for another window in a turn, of which
- * @served serve one now and @awaited are to.
+ * CPUs of a lane of @cpus that are left for another window in a turn, of which
+ * @served serve one now and @awaited are to; the one that asks is always.
  */
 static inline u32 window_left(u32 cpus, u32 served, u32 awaited)
 {

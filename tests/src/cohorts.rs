@@ -86,7 +86,8 @@ fn windows_open() -> Result<()> {
     best_of_three(|| open_for_all(&guests, &[true, true, false], CUT))
 }
 
-/// All of `guests` have windows; those that `wait` are cohorts, and no more than a part `most` of theirs is not whole.
+/// All of `guests` have windows; those that `wait` are cohorts, and no more than a part `most` of theirs is not whole, of
+/// none of them twice as many.
 fn open_for_all(guests: &[Guest], wait: &[bool], most: f64) -> Result<()> {
     let cohort = start_cohort()?;
     sleep(WINDOW);
@@ -105,6 +106,12 @@ fn open_for_all(guests: &[Guest], wait: &[bool], most: f64) -> Result<()> {
         );
         // A third of 3 s in turns of 4 ms would be 250.
         ensure!(vm.windows > 100, "it had only {} windows", vm.windows);
+        ensure!(
+            !waits || (vm.windows_partial as f64) < 2.0 * most * vm.windows as f64,
+            "in {} of {} windows not all vCPUs ran",
+            vm.windows_partial,
+            vm.windows
+        );
         let complete: u64 = vm.window_skew.iter().sum();
         let soon: u64 = vm.window_skew[..=10].iter().sum();
         ensure!(

@@ -2,11 +2,10 @@
 //! What the BPF programs of the observer and of Cohort cost per run, by the kernel's own count. In a lab that counts
 //! instructions (`lab boot --count-instructions`) a nanosecond is one. Not a part of `make test`: it prints.
 
-use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Result, ensure};
-use cohort_lab::inside::hooks::{COUNTING, Cost, Programs};
+use cohort_lab::inside::hooks::{COUNTING, costs_within, print};
 use cohort_micro::Spec;
 
 use crate::Test;
@@ -33,26 +32,6 @@ pub fn sleepy(name: &str) -> Spec {
         .vcpu("loop: halt; compute 10us")
 }
 
-/// What the programs of process `pid` do within [`WINDOW`].
-pub fn costs(pid: u32) -> Result<(Vec<Cost>, f64)> {
-    let before = Programs::of(pid)?;
-    sleep(WINDOW);
-    Ok(before.until(&Programs::of(pid)?))
-}
-
-/// Prints one line per program that ran.
-pub fn print(costs: &[Cost], seconds: f64) {
-    for cost in costs.iter().filter(|cost| cost.runs > 0) {
-        println!(
-            "    {:<16} {:>6.0} a second, {:>4} instructions long, {:>5.0} ns of lab time each",
-            cost.name,
-            cost.runs as f64 / seconds,
-            cost.instructions,
-            cost.ns_each()
-        );
-    }
-}
-
 fn costs_beside(guests: &[Spec]) -> Result<()> {
     let _counted = Setting::set(COUNTING, "1")?;
     let _guests = guests
@@ -60,12 +39,12 @@ fn costs_beside(guests: &[Spec]) -> Result<()> {
         .map(Guest::start)
         .collect::<Result<Vec<_>>>()?;
     let watch = Watch::begin(1, 2)?;
-    let (observer, seconds) = costs(watch.pid())?;
+    let (observer, seconds) = costs_within(watch.pid(), WINDOW)?;
     watch.window()?;
     println!("    the observer:");
     print(&observer, seconds);
     let cohort = start_cohort()?;
-    let (scheduler, seconds) = costs(cohort.pid())?;
+    let (scheduler, seconds) = costs_within(cohort.pid(), WINDOW)?;
     stop_cohort(cohort)?;
     println!("    cohort:");
     print(&scheduler, seconds);

@@ -14,14 +14,14 @@ use anyhow::{Context, Result, ensure};
 use cohort::exit::Exit;
 use cohort::wait::wait_for;
 use cohort_lab::inside::cgroup::CpuMax;
-use cohort_lab::inside::hooks::COUNTING;
+use cohort_lab::inside::hooks::{COUNTING, costs_within, print};
 use cohort_micro::Spec;
 use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::Test;
-use crate::costs::{costs, print, sleepy};
+use crate::costs::sleepy;
 use crate::host::{
     Guest, HostLoad, PATIENCE, Setting, Subject, Watch, best_of_three, busy, lab, locked, refused,
     refused_without_root, schedstat_ns, start_cohort, stop_cohort, vcpus_of, watch,
@@ -444,7 +444,7 @@ fn accounted_for() -> Result<()> {
         Guest::busy("busy", 2)?,
     ];
     let watch = Watch::begin(1, WINDOW_S)?;
-    let (costs, seconds) = costs(watch.pid())?;
+    let (costs, seconds) = costs_within(watch.pid(), Duration::from_secs(3))?;
     watch.window()?;
     print(&costs, seconds);
     let spent_ns: u64 = costs.iter().map(|cost| cost.took_ns).sum();

@@ -14,7 +14,7 @@ use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions, ProgramInfo};
 use super::bench::{BOOT_TIMEOUT, Case, Options};
 use super::booted::start_all;
 use super::info::LabInfo;
-use super::windows::LOGS;
+use super::windows::{LOGS, Subject};
 
 /// Lets the kernel count programs' runs and their time, which costs each run a little.
 pub const COUNTING: &str = "/proc/sys/kernel/bpf_stats_enabled";
@@ -32,25 +32,15 @@ pub struct Cost {
     pub instructions: usize,
 }
 
-impl Cost {
-    /// Of one run, ns; 0 if there was none.
-    pub fn ns_each(&self) -> f64 {
-        self.took_ns as f64 / self.runs.max(1) as f64
-    }
-}
-
 /// The BPF programs of a process, as they are at one moment.
-pub struct Programs {
+struct Programs {
     at: Instant,
     by_id: BTreeMap<u32, ProgramInfo>,
 }
 
 impl Programs {
     /// Those that process `pid` holds.
-    ///
-    /// # Errors
-    /// When it is gone, or holds none.
-    pub fn of(pid: u32) -> Result<Self> {
+    fn of(pid: u32) -> Result<Self> {
         let mut held = BTreeSet::new();
         let folder = format!("/proc/{pid}/fdinfo");
         let entries = fs::read_dir(&folder).with_context(|| format!("{folder} cannot be read"))?;
@@ -71,7 +61,7 @@ impl Programs {
     }
 
     /// What they did until `end`, by name, and how many seconds that was.
-    pub fn until(&self, end: &Self) -> (Vec<Cost>, f64) {
+    fn until(&self, end: &Self) -> (Vec<Cost>, f64) {
         let cost = |(id, after): (&u32, &ProgramInfo)| {
             let before = self.by_id.get(id)?;
             Some(Cost {
@@ -88,6 +78,16 @@ impl Programs {
     }
 }
 
+/// What the programs of process `pid` do within `window`, and how many seconds that really was.
+///
+/// # Errors
+/// When it is gone, or holds none.
+pub fn costs_within(pid: u32, window: Duration) -> Result<(Vec<Cost>, f64)> {
+    let before = Programs::of(pid)?;
+    sleep(window);
+    Ok(before.until(&Programs::of(pid)?))
+}
+
 /// Prints for each case what the observer's programs do beside the stock scheduler, and what Cohort's do.
 ///
 /// # Errors
@@ -95,19 +95,16 @@ impl Programs {
 pub fn run(lab: &LabInfo, cases: &[Case], options: &Options) -> Result<()> {
     fs::write(COUNTING, "1").with_context(|| format!("{COUNTING} cannot be written"))?;
     println!("{}", lab.describe());
+    let timing = options.timing();
     for case in cases {
         let mut guests = start_all(lab, options.guests(case, lab), BOOT_TIMEOUT)?;
         for scheduler in [Scheduler::watched(), Scheduler::cohort(&[])] {
             let running = scheduler.start(Path::new(LOGS))?;
             let running = running.context("both are programs")?;
-            sleep(Duration::from_millis(options.settle_ms));
-            let before = Programs::of(running.pid())?;
-            sleep(Duration::from_millis(options.window_ms));
-            let (costs, seconds) = before.until(&Programs::of(running.pid())?);
+            sleep(timing.settle);
+            let (costs, seconds) = costs_within(running.pid(), timing.window)?;
             running.stop()?;
-            for guest in &mut guests {
-                super::windows::Subject::ensure_alive(guest)?;
-            }
+            guests.iter_mut().try_for_each(Subject::ensure_alive)?;
             println!("\n{case}, {}:", scheduler.name());
             print(&costs, seconds);
         }
@@ -115,22 +112,29 @@ pub fn run(lab: &LabInfo, cases: &[Case], options: &Options) -> Result<()> {
     Ok(())
 }
 
-fn print(costs: &[Cost], seconds: f64) {
+/// Prints a table of the programs that ran within so many seconds.
+pub fn print(costs: &[Cost], seconds: f64) {
     println!(
-        "{:<16} {:>9} {:>8} {:>8}",
-        "program", "runs/s", "ns each", "ms/s"
+        "{:<16} {:>9} {:>12} {:>8} {:>8}",
+        "program", "runs/s", "instructions", "ns each", "ms/s"
     );
-    let line = |name: &str, runs: u64, took: u64| {
+    let line = |name: &str, runs: u64, instructions: usize, took_ns: u64| {
         println!(
-            "{name:<16} {:>9.0} {:>8.0} {:>8.2}",
+            "{name:<16} {:>9.0} {instructions:>12} {:>8.0} {:>8.2}",
             runs as f64 / seconds,
-            took as f64 / runs.max(1) as f64,
-            took as f64 / 1e6 / seconds
+            took_ns as f64 / runs.max(1) as f64,
+            took_ns as f64 / 1e6 / seconds
         );
     };
     for cost in costs.iter().filter(|cost| cost.runs > 0) {
-        line(&cost.name, cost.runs, cost.took_ns);
+        line(&cost.name, cost.runs, cost.instructions, cost.took_ns);
     }
     let sum = |number: fn(&Cost) -> u64| costs.iter().map(number).sum();
-    line("all", sum(|cost| cost.runs), sum(|cost| cost.took_ns));
+    let instructions = costs.iter().map(|cost| cost.instructions).sum();
+    line(
+        "all",
+        sum(|cost| cost.runs),
+        instructions,
+        sum(|cost| cost.took_ns),
+    );
 }
