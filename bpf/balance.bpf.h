@@ -55,7 +55,7 @@ __noinline int find_far_front(s32 far_cpu, s32 cpu, struct front *best)
 	if (!best || !c)
 		return 0;
 	__builtin_memset(best, 0, sizeof(*best));
-	bpf_for(i, 1, LANES_SERVED) {
+	bpf_for(i, 1, nr_lanes(c)) {
 		struct front front = {};
 		s32 id = busy_lane(c, far_cpu, i);
 

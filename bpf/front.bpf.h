@@ -120,6 +120,12 @@ static bool front_before(const struct front *a, const struct front *b)
 	return !head_vtime(b->queue, &head_b) || vtime_before(head_a, head_b);
 }
 
+/* How many lanes @c serves at most: its own, its domain's, and some subsets. */
+static u32 nr_lanes(const struct cpu_state *c)
+{
+	return 2 + c->lane_places;
+}
+
 /* The @i-th of the lanes that @cpu serves, if queues are listed in it, or -1. */
 static s32 busy_lane(struct cpu_state *c, s32 cpu, u32 i)
 {
@@ -153,7 +159,7 @@ __noinline int find_front(s32 cpu, u32 prev_group, u64 turn, struct front *best)
 	if (!best || !c)
 		return 0;
 	__builtin_memset(best, 0, sizeof(*best));
-	bpf_for(i, 0, LANES_SERVED) {
+	bpf_for(i, 0, nr_lanes(c)) {
 		struct front front = {};
 		s32 id = busy_lane(c, cpu, i);
 
@@ -266,7 +272,7 @@ static u32 nr_waiting_groups(struct cpu_state *c, s32 cpu)
 {
 	u32 i, nr = 0;
 
-	bpf_for(i, 0, LANES_SERVED) {
+	bpf_for(i, 0, nr_lanes(c)) {
 		s32 id = busy_lane(c, cpu, i);
 		struct lane *lane = id >= 0 ? lookup_lane(id) : NULL;
 
@@ -281,7 +287,7 @@ static bool someone_waits(struct cpu_state *c, s32 cpu)
 {
 	u32 i;
 
-	bpf_for(i, 0, LANES_SERVED)
+	bpf_for(i, 0, nr_lanes(c))
 		if (busy_lane(c, cpu, i) >= 0)
 			return true;
 	return false;

@@ -80,6 +80,17 @@ struct vcpu_svm___kvm {
 	struct vmcb___kvm *vmcb;
 } __attribute__((preserve_access_index));
 
+/*
+ * @field of the structure of KVM's at @ptr, at which anything may be; 0 where there
+ * is nothing. It is a load, where bpf_probe_read_kernel() would be a call of some 60
+ * instructions. The verifier knows no structure of a module, and takes any of the
+ * kernel's own for it whose first field is as wide as the widest that is read.
+ */
+#define kvm_read(ptr, field)                                         \
+	(*(typeof((ptr)->field) *)bpf_core_cast(                     \
+		(void *)(ptr) + bpf_core_field_offset((ptr)->field), \
+		struct rb_node))
+
 /* The vCPU whose preempt notifier begins with @link. */
 static inline struct kvm_vcpu___kvm *vcpu_around(struct hlist_node *link)
 {
@@ -115,14 +126,13 @@ static inline struct kvm_vcpu___kvm *vcpu_of(struct task_struct *p)
 	if (!kvm_preempt_ops_addr || !vcpu_if_any(p))
 		return NULL;
 	/* Not the one just seen, which the verifier takes for a pointer. */
-	vcpu = vcpu_around(BPF_CORE_READ(task, preempt_notifiers.first));
-	if ((u64)BPF_CORE_READ(vcpu, preempt_notifier.ops) !=
-	    kvm_preempt_ops_addr)
+	vcpu = vcpu_around(kvm_read(task, preempt_notifiers.first));
+	if ((u64)kvm_read(vcpu, preempt_notifier.ops) != kvm_preempt_ops_addr)
 		return NULL;
 	/* Other calls, that set a vCPU up or look at it, may come from any
 	 * thread of the VMM. */
 	if (bpf_core_field_exists(vcpu->wants_to_run) &&
-	    !BPF_CORE_READ(vcpu, wants_to_run))
+	    !kvm_read(vcpu, wants_to_run))
 		return NULL;
 	return vcpu;
 }
@@ -132,22 +142,22 @@ static inline u64 running_kvm(struct task_struct *p)
 {
 	struct kvm_vcpu___kvm *vcpu = vcpu_of(p);
 
-	return vcpu ? (u64)BPF_CORE_READ(vcpu, kvm) : 0;
+	return vcpu ? (u64)kvm_read(vcpu, kvm) : 0;
 }
 
 /* The thread that last ran @vcpu, 0: none. */
 static inline s32 thread_of_vcpu(struct kvm_vcpu___kvm *vcpu)
 {
-	struct pid *pid = BPF_CORE_READ(vcpu, pid);
+	struct pid *pid = kvm_read(vcpu, pid);
 
-	return pid ? BPF_CORE_READ(pid, numbers[0].nr) : 0;
+	return pid ? bpf_core_cast(pid, struct pid)->numbers[0].nr : 0;
 }
 
 static inline struct kvm_vcpu___kvm *vcpu_of_apic(void *apic)
 {
 	struct kvm_lapic___kvm *lapic = apic;
 
-	return bpf_core_field_exists(lapic->vcpu) ? BPF_CORE_READ(lapic, vcpu)
+	return bpf_core_field_exists(lapic->vcpu) ? kvm_read(lapic, vcpu)
 						  : NULL;
 }
 
@@ -159,15 +169,15 @@ static inline bool has_pending_interrupt(struct kvm_vcpu___kvm *vcpu)
 
 	if (!vcpu || !bpf_core_field_exists(apic->irr_pending))
 		return false;
-	apic = BPF_CORE_READ(vcpu, arch.apic);
-	return apic && !BPF_CORE_READ(apic, apicv_active) &&
-	       BPF_CORE_READ(apic, irr_pending);
+	apic = kvm_read(vcpu, arch.apic);
+	return apic && !kvm_read(apic, apicv_active) &&
+	       kvm_read(apic, irr_pending);
 }
 
 /* Was @vcpu, which is not running, in guest kernel mode? */
 static inline bool was_in_guest_kernel(struct kvm_vcpu___kvm *vcpu)
 {
-	return vcpu && BPF_CORE_READ(vcpu, arch.preempted_in_kernel);
+	return vcpu && kvm_read(vcpu, arch.preempted_in_kernel);
 }
 
 /*
@@ -188,8 +198,8 @@ static inline bool is_in_guest_kernel(struct task_struct *p)
 	if (!vcpu)
 		return false;
 	svm = (void *)vcpu - bpf_core_field_offset(struct vcpu_svm___kvm, vcpu);
-	vmcb = BPF_CORE_READ(svm, vmcb);
-	return vmcb && BPF_CORE_READ(vmcb, save.cpl) == 0;
+	vmcb = kvm_read(svm, vmcb);
+	return vmcb && kvm_read(vmcb, save.cpl) == 0;
 }
 
 #endif /* COHORT_KVM_BPF_H */

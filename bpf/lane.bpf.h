@@ -68,6 +68,21 @@ static bool lane_is(struct lane *lane, const struct cpumask *cpus)
 	return same;
 }
 
+/* From now on @c looks at no less than its first @places lanes. */
+static void look_at_lanes(struct cpu_state *c, u32 places)
+{
+	u32 i;
+
+	bpf_for(i, 0, LANES_PER_CPU) {
+		u32 before = c->lane_places;
+
+		if (before >= places ||
+		    __sync_val_compare_and_swap(&c->lane_places, before,
+						places) == before)
+			return;
+	}
+}
+
 /* Enter lane @id into a free place of @cpu's list. */
 static bool lane_attach(u32 id, u32 cpu)
 {
@@ -79,8 +94,10 @@ static bool lane_attach(u32 id, u32 cpu)
 	bpf_for(slot, 0, LANES_PER_CPU) {
 		u32 *entry = &c->lanes[slot & (LANES_PER_CPU - 1)];
 
-		if (!*entry && !__sync_val_compare_and_swap(entry, 0, id))
-			return true;
+		if (*entry || __sync_val_compare_and_swap(entry, 0, id))
+			continue;
+		look_at_lanes(c, slot + 1);
+		return true;
 	}
 	return false;
 }

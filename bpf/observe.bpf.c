@@ -269,9 +269,9 @@ static void begin(struct task_struct *p, struct observed *o,
 	if (v->phase == PHASE_RUNS)
 		__sync_fetch_and_sub(running_siblings(o), 1);
 	__builtin_memset(v, 0, sizeof(*v));
-	v->kvm = (u64)BPF_CORE_READ(vcpu, kvm);
+	v->kvm = (u64)kvm_read(vcpu, kvm);
 	v->tgid = p->tgid;
-	v->vcpu_id = BPF_CORE_READ(vcpu, vcpu_id);
+	v->vcpu_id = kvm_read(vcpu, vcpu_id);
 	v->tid = p->pid;
 	v->last_cpu = -1;
 	v->since_ns = now;
@@ -287,8 +287,7 @@ static bool is_throttled(struct task_struct *p)
 	struct task_struct___cap *cap = (void *)p;
 
 	return (void *)p->sched_class != (void *)&ext_sched_class &&
-	       bpf_core_field_exists(cap->throttled) &&
-	       BPF_CORE_READ(cap, throttled);
+	       bpf_core_field_exists(cap->throttled) && cap->throttled;
 }
 
 /* What is kept with @p if it runs a vCPU now, or ran one. */
@@ -347,7 +346,7 @@ static void stops(struct task_struct *p, struct observed *o,
 	}
 	if (task_state) {
 		vcpu = vcpu_now(p, o);
-		v->phase = vcpu && BPF_CORE_READ(vcpu, stat.generic.blocking)
+		v->phase = vcpu && kvm_read(vcpu, stat.generic.blocking)
 				   ? PHASE_HALTED
 				   : PHASE_AWAY;
 		return;
@@ -494,9 +493,8 @@ int read_vcpus(struct bpf_iter__task *ctx)
 	v = &o->counters;
 	vcpu = vcpu_now(p, o);
 	if (vcpu)
-		v->poll_ns =
-			BPF_CORE_READ(vcpu, stat.generic.halt_poll_success_ns) +
-			BPF_CORE_READ(vcpu, stat.generic.halt_poll_fail_ns);
+		v->poll_ns = kvm_read(vcpu, stat.generic.halt_poll_success_ns) +
+			     kvm_read(vcpu, stat.generic.halt_poll_fail_ns);
 	v->read_ns = clock_ns();
 	bpf_seq_write(ctx->meta->seq, v, sizeof(*v));
 	return 0;

@@ -109,8 +109,8 @@ int BPF_PROG(ipi_answered, void *apic, int vector)
 		return 0;
 	/* Before they are looked at: a sender may set it meanwhile. */
 	receiver->maybe_open = 0;
-	bpf_for(i, 0, OPEN_IPIS) {
-		struct open_ipi *ipi = &receiver->open[i & (OPEN_IPIS - 1)];
+	for (i = 0; i < OPEN_IPIS; i++) {
+		struct open_ipi *ipi = &receiver->open[i];
 		u64 sent_ns = ipi->sent_ns;
 
 		if (!sent_ns)

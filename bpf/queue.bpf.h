@@ -5,9 +5,9 @@
  *
  * A lane is a set of CPUs; all tasks that wait in it may run on each of them,
  * so the first queue of a lane is always servable and nothing is searched. A
- * CPU serves its own lane, its domain's, and those made for cpusets: at most
- * LANES_SERVED. The cost of a decision grows with the logarithm of the
- * groups that wait in those, never with CPUs or VMs.
+ * CPU serves its own lane, its domain's, and at most LANES_PER_CPU made for
+ * cpusets. The cost of a decision grows with the logarithm of the groups that
+ * wait in those, never with CPUs or VMs.
  *
  * A listed queue stands in its lane's tree by its group's virtual time as of
  * when it was listed. Groups pay meanwhile, so a key may lie behind the truth; a

@@ -7,7 +7,9 @@
 #define COHORT_SIGNALS_BPF_H
 
 enum {
-	OPEN_IPIS = 8, /* unanswered IPIs of one receiver; a power of two */
+	/* Unanswered IPIs of one receiver; a power of two, and so few that a plain
+	 * loop over them is cheaper than the kernel's iterator. */
+	OPEN_IPIS = 8,
 };
 
 /* Set by Rust: the hardware ends interrupts, and KVM does not see it. */
@@ -75,9 +77,8 @@ static inline bool has_open_ipi(struct signals *receiver, u64 now,
 
 	if (!receiver->maybe_open)
 		return false;
-	bpf_for(i, 0, OPEN_IPIS)
-		if (ipi_is_open(receiver->open[i & (OPEN_IPIS - 1)].sent_ns,
-				now, window_ns))
+	for (i = 0; i < OPEN_IPIS; i++)
+		if (ipi_is_open(receiver->open[i].sent_ns, now, window_ns))
 			return true;
 	return false;
 }
@@ -99,8 +100,8 @@ static inline u64 answer_begins(struct signals *receiver, u64 *histogram,
 	if (!eois_hidden)
 		return waited_ns;
 	/* Nobody will say when it is answered. */
-	bpf_for(i, 0, OPEN_IPIS)
-		receiver->open[i & (OPEN_IPIS - 1)].sent_ns = 0;
+	for (i = 0; i < OPEN_IPIS; i++)
+		receiver->open[i].sent_ns = 0;
 	receiver->maybe_open = 0;
 	return waited_ns;
 }

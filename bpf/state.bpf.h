@@ -10,7 +10,6 @@
 
 enum {
 	LANES_PER_CPU = 8, /* of those, how many one CPU can serve */
-	LANES_SERVED = 2 + LANES_PER_CPU, /* its own and its domain's too */
 	FIRST_DOMAIN_LANE = MAX_CPUS,
 	FIRST_SUBSET_LANE = FIRST_DOMAIN_LANE + MAX_DOMAINS,
 	MAX_LANES = FIRST_SUBSET_LANE + MAX_SUBSETS,
@@ -155,6 +154,7 @@ struct cpu_state {
 	u64 yield_until_ns; /* when the offer is stale */
 
 	u32 lanes[LANES_PER_CPU]; /* subset lanes; any CPU, CAS from 0 */
+	u32 lane_places; /* in @lanes that were ever taken: the first ones */
 } __attribute__((aligned(CACHE_LINE)));
 
 /* A VM, or a cgroup with the tasks in it that belong to no VM. */
