@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * What a CPU does between two ticks, as slices end at ticks only: the end of a
- * shorter turn, the end of an extension, a look at skew, a yield for which KVM did
- * not ask. One timer per CPU, which is set when a task begins to run that needs it.
+ * shorter turn, of an extension or a loan, a look at skew, a yield for which KVM
+ * did not ask. One timer per CPU, set when a task begins to run that needs it.
  * Linux 7.2 checks what it calls as if it could sleep, like cohort_init, which sets
  * it up: such functions take the RCU lock that all other callers have anyway.
  */
@@ -23,11 +23,12 @@ static void watch_slice(s32 cpu, struct cpu_state *c, struct group *g,
 			struct task_ctx *tc, u64 now)
 {
 	u64 at_ns = c->slice_until_ns;
+	bool ends_early = turns_halved || c->lent_pid;
 	bool skew = watches_skew(g, tc);
 
-	if (!skew && !turns_halved)
+	if (!skew && !ends_early)
 		return;
-	if (skew && (!turns_halved || vtime_before(now + skew_check_ns, at_ns)))
+	if (skew && (!ends_early || vtime_before(now + skew_check_ns, at_ns)))
 		at_ns = now + skew_check_ns;
 	if (vtime_before(now, at_ns))
 		set_alarm(cpu, at_ns - now);

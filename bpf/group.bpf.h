@@ -330,18 +330,19 @@ static u32 tasks_at_once(const struct group *g, u32 cpus)
  * Group @g begins to wait on @c; returns the virtual time by which it does.
  * Tasks that ran at the same time put a group ahead without it having taken
  * more than its share, so what it may owe grows with them. As much it is owed at
- * most, if it has waited in another domain; sleep (@woke) earns it a slice.
+ * most, if it has waited in another domain or while a task of it slept (and now
+ * @woke); sleep of all its tasks earns it a slice.
  */
 static u64 settle_vtime(struct group *g, struct cpu_state *c, bool woke,
 			u64 now)
 {
 	u64 credit = fair_charge(slice_ns, group_share(g, now));
 	u64 debt = credit * (DEBT_SLICES + tasks_at_once(g, nr_cpus));
+	u64 owed = woke && g->nr_runnable < 2 ? credit : debt;
 	u64 vtime = g->vtime, settled;
 
 	if (now - c->present_at_ns < PRESENT_FRESH_NS)
-		settled = fair_settle(vtime, c->present, woke ? credit : debt,
-				      debt);
+		settled = fair_settle(vtime, c->present, owed, debt);
 	else
 		settled = fair_floor(vtime, c->present, credit);
 	/* A charge that comes between is kept, and this waits for next time. */

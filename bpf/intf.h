@@ -45,7 +45,8 @@ enum mechanism {
 	MECH_SHORT_TURNS = 12, /* turns are shorter where many wait */
 	MECH_SKEW = 13, /* a vCPU too far ahead of its siblings is stopped */
 	MECH_PACKING = 14, /* a narrow VM before a wide one that has no room */
-	NR_MECH = 15,
+	MECH_WAKE = 15, /* a CPU is lent to a vCPU that wakes */
+	NR_MECH = 16,
 };
 
 /* Whether a VM is a cohort; written by Rust for the VM's process. */

@@ -26,6 +26,7 @@
 #include "policy/ipi.h"
 #include "policy/skew.h"
 #include "policy/target.h"
+#include "policy/wake.h"
 #include "kvm.bpf.h"
 #include "histogram.bpf.h"
 #include "signals.bpf.h"
@@ -36,6 +37,7 @@
 #include "window.bpf.h"
 #include "vcpu.bpf.h"
 #include "yield.bpf.h"
+#include "rest.bpf.h"
 #include "skew.bpf.h"
 #include "front.bpf.h"
 #include "balance.bpf.h"
@@ -111,28 +113,45 @@ static bool interrupts_for_window(struct group *g, struct group *running)
 	       !vtime_before(running->vtime, g->window_bound);
 }
 
-/* May woken @p take the CPU it last ran on? */
-static void preempt_if_due(struct task_ctx *tc, struct group *g, u64 vtime,
-			   struct cpu_state *c, s32 cpu)
+/* May the woken @tc, of @g at @vtime, take @c from the group that runs there? */
+static bool preempts(struct task_ctx *tc, struct group *g, u64 vtime,
+		     struct cpu_state *c)
 {
 	struct group *running;
 	u64 margin;
 
 	if (!c->group || c->group == tc->group)
-		return;
+		return false;
 	running = lookup_group(c->group);
 	if (!running)
-		return;
-	if (interrupts_for_window(g, running)) {
-		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
-		return;
-	}
+		return false;
+	if (interrupts_for_window(g, running))
+		return true;
 	/* A vCPU waits for the VM's service threads: no margin for them. */
 	margin = is_vm(g) && !tc->is_vcpu
 			 ? 0
 			 : fair_charge(slice_ns / 8, running->share);
-	if (fair_preempts(vtime, running->vtime, margin))
-		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+	return fair_preempts(vtime, running->vtime, margin);
+}
+
+/* May the woken @tc have @c for a moment, as a loan to its VM @g? That has had its
+ * share, stands at @vtime, and runs on the CPUs of lane @lane_id. */
+static bool lends(struct cpu_state *c, struct task_ctx *tc, struct group *g,
+		  u64 vtime, u32 lane_id)
+{
+	u64 now = scx_bpf_now();
+	struct group *running;
+	struct lane *lane;
+
+	if (!tc->is_vcpu || !is_on(MECH_WAKE) ||
+	    vtime_before(now, c->lent_until_ns))
+		return false;
+	running = lookup_group(c->group);
+	lane = lookup_lane(lane_id);
+	return running && lane &&
+	       wake_lends(tc->vtime, g->task_vtime_now, vtime, running->vtime,
+			  fair_charge(slice_ns, group_share(g, now)),
+			  tasks_at_once(g, lane->nr_cpus), slice_ns);
 }
 
 /* @p's place among the tasks of its group. */
@@ -218,8 +237,11 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 	}
 	if (is_vm(g) && c->group == tc->group && is_on(MECH_HEIR))
 		name_heir(c, p->pid, queue_id);
-	else
-		preempt_if_due(tc, g, vtime, c, cpu);
+	if (lends(c, tc, g, vtime, lane_id))
+		name_borrower(c, p->pid, queue_id, now);
+	else if (!preempts(tc, g, vtime, c))
+		return;
+	scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
 }
 
 void BPF_STRUCT_OPS(cohort_dequeue, struct task_struct *p, u64 deq_flags)
@@ -260,6 +282,7 @@ static void extend(struct cpu_state *c, struct task_struct *p,
 	u64 slice = turn_ns();
 
 	tc->stopped_at_ns = 0; /* nobody has taken its place */
+	c->lent_pid = 0;
 	scx_bpf_task_set_slice(p, slice);
 	c->slice_until_ns = now + slice;
 	if (!g)
@@ -321,6 +344,8 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		if (tc)
 			charge(prev, tc, c, now);
 	}
+	if (serve_borrower(c, cpu, now))
+		return;
 	if (!tc && (serve_heir(c, cpu, now) || resume_turn(c, cpu, now)))
 		return;
 	if (tc && owes_yield(c, tc->group, now) && c->yield_slice_ns &&
@@ -547,6 +572,8 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 	tc->charged_at_ns = now;
 	serve_window(c, tc, g, now);
 	c->slice_until_ns = now + p->scx.slice;
+	if (c->lent_pid != p->pid)
+		c->lent_pid = 0;
 	tc->last_cpu = cpu;
 	if (vtime_before(g->task_vtime_now, tc->vtime))
 		g->task_vtime_now = tc->vtime;
@@ -572,6 +599,8 @@ void BPF_STRUCT_OPS(cohort_stopping, struct task_struct *p, bool runnable)
 	c->prev_pid = p->pid;
 	c->prev_group = tc->group;
 	c->prev_run_ns = now - tc->run_at_ns;
+	if (c->lent_pid == p->pid)
+		c->lent_until_ns = now + wake_pause_ns(c->prev_run_ns);
 	c->group = 0;
 	c->grace_pid = 0;
 	c->relaxed_pid = 0;

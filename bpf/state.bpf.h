@@ -145,6 +145,11 @@ struct cpu_state {
 	 * place sleeps. */
 	struct rest interrupted;
 
+	/* The vCPU to which the CPU is to be lent. */
+	struct rest borrower;
+	s32 lent_pid; /* the one that runs on a loan, or is just to; else 0 */
+	u64 lent_until_ns; /* to nobody else before that */
+
 	/* The accepted yield that is owed to a VM on this CPU. */
 	s32 yield_pid; /* its target, 0: none */
 	u32 yield_queue; /* in which the target waits */

@@ -1,10 +1,10 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Who runs in a vCPU's place when that waits or sleeps before its turn is over:
- * choosing the sibling, remembering it on the CPU, running it at the next
- * dispatch. A turn is its VM's: handing it on costs nobody else anything. Not
- * here: how the reasons are ranked (policy/target.h), how interrupts are seen
- * (observe.bpf.h).
+ * Who runs in a vCPU's place when that waits before its turn is over: choosing
+ * the sibling, remembering it on the CPU, running it at the next dispatch. A turn
+ * is its VM's: handing it on costs nobody else anything. Not here: how the reasons
+ * are ranked (policy/target.h), how interrupts are seen (observe.bpf.h), who goes
+ * on when one sleeps (rest.bpf.h).
  */
 #ifndef COHORT_YIELD_BPF_H
 #define COHORT_YIELD_BPF_H
@@ -297,66 +297,6 @@ static bool serve_yield(struct cpu_state *c, s32 cpu, u64 slice)
 
 	end_yield(c, served);
 	return served;
-}
-
-/* ---- the rest of a turn ---- */
-
-/* Run who has @rest, on @cpu. */
-static bool serve_rest(struct rest *rest, s32 cpu, u64 now, u32 mechanism)
-{
-	u64 left_ns = loan_slice(now, rest->until_ns, slice_ns);
-	struct queue *q = lookup_queue(rest->queue);
-	s32 pid = rest->pid;
-
-	rest->pid = 0;
-	if (!left_ns || !q || throttled_by(q->group) ||
-	    !run_waiting(rest->queue, pid, cpu, left_ns))
-		return false;
-	count_effect(mechanism);
-	return true;
-}
-
-/* Thread @pid was woken while a sibling runs on @c. */
-static void name_heir(struct cpu_state *c, s32 pid, u32 queue_id)
-{
-	c->heir.pid = pid;
-	c->heir.queue = queue_id;
-	c->heir.until_ns = c->slice_until_ns;
-}
-
-/* The task that ran on @c, of @cpu, sleeps: does its heir run? */
-static bool serve_heir(struct cpu_state *c, s32 cpu, u64 now)
-{
-	struct queue *q;
-
-	if (!c->heir.pid)
-		return false;
-	q = lookup_queue(c->heir.queue);
-	if (!q || q->group != c->prev_group) {
-		c->heir.pid = 0;
-		return false;
-	}
-	return serve_rest(&c->heir, cpu, now, MECH_HEIR);
-}
-
-/* vCPU @pid, which ran on @c, waits again: if it neither gave its turn away nor
- * was interrupted by one that interrupted another, it has the rest. */
-static void interrupt_turn(struct cpu_state *c, s32 pid, u32 queue_id, u64 now)
-{
-	if (c->yield_pid || !vtime_before(now, c->slice_until_ns) ||
-	    (c->interrupted.pid && vtime_before(now, c->interrupted.until_ns)))
-		return;
-	c->interrupted.pid = pid;
-	c->interrupted.queue = queue_id;
-	c->interrupted.until_ns = c->slice_until_ns;
-}
-
-/* The task that ran on @c, of @cpu, sleeps: does a turn go on that it, or one
- * before it, interrupted? */
-static bool resume_turn(struct cpu_state *c, s32 cpu, u64 now)
-{
-	return c->interrupted.pid &&
-	       serve_rest(&c->interrupted, cpu, now, MECH_RESUME);
 }
 
 #endif /* COHORT_YIELD_BPF_H */

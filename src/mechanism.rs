@@ -46,6 +46,8 @@ pub enum Mechanism {
     /// Where too few CPUs are left in a turn for the VM whose turn it is, one behind it that needs fewer comes first;
     /// needs cohorts
     Packing,
+    /// A vCPU that wakes in a VM that has had its share runs at once for a moment, on loan
+    Wake,
 }
 
 /// What is off unless asked for, as its worth has not been shown yet.
@@ -71,6 +73,7 @@ impl Mechanism {
             Self::ShortTurns => intf::mechanism_MECH_SHORT_TURNS,
             Self::Skew => intf::mechanism_MECH_SKEW,
             Self::Packing => intf::mechanism_MECH_PACKING,
+            Self::Wake => intf::mechanism_MECH_WAKE,
         };
         number as usize
     }

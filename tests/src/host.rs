@@ -15,7 +15,7 @@ use cohort::compare::notify::Notifications;
 use cohort::compare::scheduler::{self, RunningScheduler, Scheduler};
 use cohort::exit::Exit;
 use cohort::metrics::{HostStats, VmStats};
-use cohort::view::{HostView, VcpuView};
+use cohort::view::{HostView, VcpuView, VmView};
 use cohort::wait::wait_for;
 use cohort_lab::inside::cgroup::Cgroup;
 use cohort_lab::inside::info::LabInfo;
@@ -295,8 +295,18 @@ pub fn watch(seconds: u32) -> Result<HostView> {
 
 /// All vCPUs of `guest` in `view`.
 pub fn vcpus_of<'a>(view: &'a HostView, guest: &Guest) -> Result<&'a VcpuView> {
+    Ok(&vm_of(view, guest)?.all)
+}
+
+/// vCPU `number` of `guest` in `view`.
+pub fn vcpu_of<'a>(view: &'a HostView, guest: &Guest, number: u32) -> Result<&'a VcpuView> {
+    let vcpu = vm_of(view, guest)?.vcpus.get(&number);
+    vcpu.context("the observer does not see the vCPU")
+}
+
+fn vm_of<'a>(view: &'a HostView, guest: &Guest) -> Result<&'a VmView> {
     let vm = view.vms.get(&(guest.micro.pid() as u32));
-    Ok(&vm.context("the observer does not see the VM")?.all)
+    vm.context("the observer does not see the VM")
 }
 
 /// Runs `command`, which must end as `exit` says, with `word` in its sentence.

@@ -8,3 +8,4 @@
 #include "policy/ipi.h"
 #include "policy/skew.h"
 #include "policy/target.h"
+#include "policy/wake.h"

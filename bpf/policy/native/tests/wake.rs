@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Loans to vCPUs that wake: who gets one, and that nobody's share changes.
+
+use cohort_policy::*;
+use proptest::prelude::*;
+
+const SLICE: u64 = 4_000_000;
+const WINDOW: u64 = 3_000_000_000;
+
+/// A vCPU so far behind the furthest of its siblings wakes in a VM so far ahead of whoever runs; two of the VM's tasks run at
+/// once, and a slice costs it what it takes.
+fn lends(behind: u64, ahead: u64) -> bool {
+    let (task, running) = (u64::MAX - 1, 5);
+    let furthest = task.wrapping_add(behind);
+    unsafe { wake_lends(task, furthest, running + ahead, running, SLICE, 2, SLICE) }
+}
+
+#[test]
+fn who_sleeps_more_than_its_siblings_has_a_loan() {
+    assert!(lends(SLICE, 0));
+    assert!(lends(SLICE / 2, 0));
+    assert!(!lends(SLICE / 2 - 1, 0));
+    assert!(!lends(0, 0));
+}
+
+#[test]
+fn a_vm_that_is_a_turn_ahead_beyond_its_own_has_none() {
+    assert!(lends(SLICE, 3 * SLICE));
+    assert!(!lends(SLICE, 3 * SLICE + 1));
+}
+
+/// CPU time of each of `vms` VMs, as wide as the `cpus` that they share by turns, when one vCPU of the first wakes on the CPUs
+/// and at the moments of a turn that `wakes` lists, turn after turn, and always uses all that it is lent.
+fn cpu_times(vms: usize, cpus: usize, wakes: &[Vec<(usize, u64)>]) -> Vec<u64> {
+    let (mut vtimes, mut used) = (vec![0_u64; vms], vec![0_u64; vms]);
+    let mut lent_until = vec![0_u64; cpus];
+    let cost = unsafe { fair_charge(SLICE, SHARE_ONE as u64 / vms as u64) };
+    let loan = unsafe { wake_loan_ns(SLICE) };
+    let turns = (WINDOW / SLICE) as usize;
+    for turn in 0..turns {
+        let start = (turn as u64 + 1) * SLICE;
+        let served = (0..vms).min_by_key(|&vm| vtimes[vm]).unwrap();
+        let mut lent = 0;
+        for &(cpu, at) in &wakes[turn % wakes.len()] {
+            let now = start + at;
+            let running = vtimes[served] + cost * cpus as u64 * at / SLICE;
+            let own = vtimes[0] + cost * lent / SLICE;
+            let lends = unsafe { wake_lends(0, SLICE, own, running, cost, cpus as u32, SLICE) };
+            if served != 0 && lends && now >= lent_until[cpu % cpus] {
+                lent_until[cpu % cpus] = now + loan + unsafe { wake_pause_ns(loan) };
+                lent += loan;
+            }
+        }
+        let own = SLICE * cpus as u64 - lent;
+        for (vm, time) in [(served, own), (0, lent)] {
+            used[vm] += time;
+            vtimes[vm] += time * vms as u64;
+        }
+    }
+    used
+}
+
+proptest! {
+    /// Whenever it wakes: over 3 s nobody gets 2 % more or less than its share.
+    #[test]
+    fn shares_stay(
+        vms in 2usize..12,
+        cpus in 1usize..8,
+        wakes in prop::collection::vec(prop::collection::vec((0usize..8, 0..SLICE * 7 / 8), 0..20), 1..50)
+    ) {
+        let wakes: Vec<_> = wakes.into_iter().map(|mut turn| { turn.sort_by_key(|wake| wake.1); turn }).collect();
+        let used = cpu_times(vms, cpus, &wakes);
+        let without = cpu_times(vms, cpus, &[vec![]]);
+        let fair = WINDOW as f64 * cpus as f64 / vms as f64;
+        for (used, without) in used.iter().zip(without) {
+            // A turn more or less at the window's end is no matter of loans.
+            let unfair = (*used as f64 - without as f64).abs() - SLICE as f64 * cpus as f64;
+            prop_assert!(unfair < 0.02 * fair, "{} instead of {}", used, without);
+        }
+    }
+}

@@ -1,0 +1,48 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * A vCPU that wakes in a VM that has had its share. Pure functions.
+ *
+ * By shares alone it waits for the VM's next turn, however little it needs itself:
+ * in a VM with one vCPU that never sleeps, each request that another one serves
+ * would be answered a turn of all other VMs later. So it may have a CPU at once for
+ * a moment, as a loan: the VM pays for it and its next turn comes later.
+ */
+#ifndef COHORT_POLICY_WAKE_H
+#define COHORT_POLICY_WAKE_H
+
+#include "fair.h"
+
+enum wake_consts {
+	WAKE_LOAN_PART = 8, /* of a slice is lent, and of any CPU's time */
+	WAKE_BEHIND_PART = 2, /* of a slice that it stands behind a sibling */
+	WAKE_LEAD_TURNS = 1, /* that its VM may be ahead, beyond its own one */
+};
+
+/* How long (ns) a loan lasts. */
+static inline u64 wake_loan_ns(u64 slice_ns)
+{
+	return slice_ns / WAKE_LOAN_PART;
+}
+
+/* For how long (ns) a CPU is lent to nobody after a loan that took @used_ns of it. */
+static inline u64 wake_pause_ns(u64 used_ns)
+{
+	return used_ns * (WAKE_LOAN_PART - 1);
+}
+
+/*
+ * May a vCPU that wakes have a CPU out of turn? It stands at @task of virtual time
+ * inside its VM, and the furthest of its siblings at @furthest: only one that sleeps
+ * more than those. Its VM stands at @vtime, whoever has the CPU at @running; one
+ * slice costs the VM @cost, and it takes @at_once.
+ */
+static inline bool wake_lends(u64 task, u64 furthest, u64 vtime, u64 running,
+			      u64 cost, u32 at_once, u64 slice_ns)
+{
+	u64 lead = cost * (at_once + WAKE_LEAD_TURNS);
+
+	return !vtime_before(furthest, task + slice_ns / WAKE_BEHIND_PART) &&
+	       !vtime_before(running + lead, vtime);
+}
+
+#endif /* COHORT_POLICY_WAKE_H */
