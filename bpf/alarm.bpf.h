@@ -9,6 +9,10 @@
 #ifndef COHORT_ALARM_BPF_H
 #define COHORT_ALARM_BPF_H
 
+enum {
+	TICK_NS = 4000000, /* the longest of usual kernels, at 250 Hz */
+};
+
 static bool set_alarm(s32 cpu, u64 after_ns)
 {
 	struct cpu_alarm *alarm = lookup_alarm(cpu);
@@ -17,13 +21,19 @@ static bool set_alarm(s32 cpu, u64 after_ns)
 	       !bpf_timer_start(&alarm->timer, after_ns, BPF_F_TIMER_CPU_PIN);
 }
 
+/* Does the slice of whoever runs on @c end between two ticks? */
+static bool ends_between_ticks(const struct cpu_state *c)
+{
+	return turns_halved || c->lent_pid || slice_ns < TICK_NS;
+}
+
 /* The running @tc, of @g, has a slice on @c, of @cpu, from @now on: whatever must
  * happen before the next tick will. */
 static void watch_slice(s32 cpu, struct cpu_state *c, struct group *g,
 			struct task_ctx *tc, u64 now)
 {
 	u64 at_ns = c->slice_until_ns;
-	bool ends_early = turns_halved || c->lent_pid;
+	bool ends_early = ends_between_ticks(c);
 	bool skew = watches_skew(g, tc);
 
 	if (!skew && !ends_early)

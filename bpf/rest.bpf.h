@@ -51,7 +51,8 @@ static void name_borrower(struct cpu_state *c, s32 pid, u32 queue_id, u64 now)
 {
 	c->borrower.pid = pid;
 	c->borrower.queue = queue_id;
-	c->lent_until_ns = now + wake_pause_ns(wake_loan_ns(slice_ns));
+	c->lent_until_ns =
+		now + wake_pause_ns(wake_loan_ns(slice_ns), slice_ns);
 }
 
 /* Is @c, of @cpu, lent to a vCPU that woke? Somebody waits for it meanwhile. */

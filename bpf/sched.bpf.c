@@ -143,7 +143,7 @@ static bool lends(struct cpu_state *c, struct task_ctx *tc, struct group *g,
 	struct group *running;
 	struct lane *lane;
 
-	if (!tc->is_vcpu || !is_on(MECH_WAKE) ||
+	if (!is_vm(g) || !is_on(MECH_WAKE) ||
 	    vtime_before(now, c->lent_until_ns))
 		return false;
 	running = lookup_group(c->group);
@@ -600,7 +600,8 @@ void BPF_STRUCT_OPS(cohort_stopping, struct task_struct *p, bool runnable)
 	c->prev_group = tc->group;
 	c->prev_run_ns = now - tc->run_at_ns;
 	if (c->lent_pid == p->pid)
-		c->lent_until_ns = now + wake_pause_ns(c->prev_run_ns);
+		c->lent_until_ns =
+			now + wake_pause_ns(c->prev_run_ns, slice_ns);
 	c->group = 0;
 	c->grace_pid = 0;
 	c->relaxed_pid = 0;

@@ -202,6 +202,24 @@ mod tests {
     }
 
     #[test]
+    fn every_mechanism_is_named_in_the_sample_configuration_and_has_a_page() {
+        let (sample, list) = (
+            include_str!("../deploy/cohort.toml"),
+            include_str!("../docs/mechanisms/README.md"),
+        );
+        for mechanism in Mechanism::value_variants() {
+            let name = mechanism.name();
+            let page = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/mechanisms/");
+            assert!(sample.contains(&format!(" {name}")), "{name}");
+            assert!(list.contains(&format!("[{name}]({name}.md)")), "{name}");
+            assert!(
+                std::path::Path::new(&format!("{page}{name}.md")).exists(),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
     fn one_that_is_switched_leaves_the_others_as_they_are() {
         let switch = |text: &str| text.parse::<Switch>().expect("it is well-formed");
         let without = Mechanisms::all_but(&[Mechanism::Ipi]);

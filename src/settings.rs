@@ -53,8 +53,8 @@ pub struct RunOptions {
     /// Shorter slices let a waiting vCPU run sooner, which helps guests that
     /// answer requests or hold locks; each switch costs a VM exit and warm
     /// caches, so longer slices give more throughput to guests that only
-    /// compute. Slices end at the kernel's tick: below its length (4000 at 250
-    /// Hz, 1000 at 1000 Hz) a smaller value changes little. 100 to 100000.
+    /// compute. Slices of 4000 and longer end at the kernel's tick, shorter ones
+    /// by a timer that each run sets. 100 to 100000.
     #[arg(long, value_name = "MICROSECONDS", value_parser = parse_slice_us)]
     slice_us: Option<u64>,
 

@@ -13,7 +13,8 @@
 #include "fair.h"
 
 enum wake_consts {
-	WAKE_LOAN_PART = 8, /* of a slice is lent, and of any CPU's time */
+	WAKE_LOAN_PART = 8, /* of a slice is lent */
+	WAKE_CPU_PART = 4, /* of a CPU's time is, at most */
 	WAKE_BEHIND_PART = 2, /* of a slice that it stands behind a sibling */
 	WAKE_LEAD_TURNS = 1, /* that its VM may be ahead, beyond its own one */
 };
@@ -24,10 +25,17 @@ static inline u64 wake_loan_ns(u64 slice_ns)
 	return slice_ns / WAKE_LOAN_PART;
 }
 
-/* For how long (ns) a CPU is lent to nobody after a loan that took @used_ns of it. */
-static inline u64 wake_pause_ns(u64 used_ns)
+/*
+ * For how long (ns) a CPU is lent to nobody after a loan that took @used_ns of it:
+ * loans take their part of its time at most, and short ones do not interrupt others
+ * all the time.
+ */
+static inline u64 wake_pause_ns(u64 used_ns, u64 slice_ns)
 {
-	return used_ns * (WAKE_LOAN_PART - 1);
+	u64 pause_ns = used_ns * (WAKE_CPU_PART - 1);
+	u64 least_ns = wake_loan_ns(slice_ns);
+
+	return pause_ns > least_ns ? pause_ns : least_ns;
 }
 
 /*

@@ -45,7 +45,7 @@ pub const TESTS: &[Test] = &[
         bound_beside_another,
     ),
     (
-        "a_guest_that_floods_ipis_or_pauses_or_lies_takes_nothing_from_its_neighbour",
+        "a_guest_that_floods_ipis_or_pauses_or_lies_or_wakes_all_the_time_takes_nothing_from_its_neighbour",
         attackers,
     ),
 ];
@@ -327,6 +327,12 @@ fn attackers() -> Result<()> {
         ),
         // Two spin although nobody holds anything, so that the third gets their turns.
         ("lies", "loop: compute 1ms", ["spin never", "spin never"]),
+        // Each time it wakes it may interrupt somebody.
+        (
+            "wakes",
+            "loop: compute 1ms",
+            ["loop: compute 1ms", "loop: sleep 100us; compute 5us"],
+        ),
     ];
     for (name, first, others) in attacks {
         let spec = others

@@ -29,6 +29,13 @@ fn a_vm_that_is_a_turn_ahead_beyond_its_own_has_none() {
     assert!(!lends(SLICE, 3 * SLICE + 1));
 }
 
+#[test]
+fn loans_take_a_quarter_of_a_cpu_and_short_ones_are_few() {
+    let loan = unsafe { wake_loan_ns(SLICE) };
+    assert_eq!(loan + unsafe { wake_pause_ns(loan, SLICE) }, 4 * loan);
+    assert_eq!(unsafe { wake_pause_ns(1_000, SLICE) }, SLICE / 8);
+}
+
 /// CPU time of each of `vms` VMs, as wide as the `cpus` that they share by turns, when one vCPU of the first wakes on the CPUs
 /// and at the moments of a turn that `wakes` lists, turn after turn, and always uses all that it is lent.
 fn cpu_times(vms: usize, cpus: usize, wakes: &[Vec<(usize, u64)>]) -> Vec<u64> {
@@ -47,7 +54,7 @@ fn cpu_times(vms: usize, cpus: usize, wakes: &[Vec<(usize, u64)>]) -> Vec<u64> {
             let own = vtimes[0] + cost * lent / SLICE;
             let lends = unsafe { wake_lends(0, SLICE, own, running, cost, cpus as u32, SLICE) };
             if served != 0 && lends && now >= lent_until[cpu % cpus] {
-                lent_until[cpu % cpus] = now + loan + unsafe { wake_pause_ns(loan) };
+                lent_until[cpu % cpus] = now + loan + unsafe { wake_pause_ns(loan, SLICE) };
                 lent += loan;
             }
         }
