@@ -12,8 +12,8 @@ use cohort_micro::Spec;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, PATIENCE, assert_ratio, lab, locked, start_cohort_with, stop_cohort, vcpu_of,
-    vcpus_of, watch,
+    Guest, HostLoad, PATIENCE, assert_ratio, lab, locked, shares_in, start_cohort_with,
+    stop_cohort, vcpu_of, vcpus_of, watch,
 };
 
 pub const TESTS: &[Test] = &[
@@ -203,18 +203,17 @@ fn wakes_beside_a_busy_sibling() -> Result<()> {
     let spec = Spec::new("serving")
         .vcpu(WAKES_OFTEN)
         .vcpu("loop: compute 1000000");
-    let serving = Guest::start(&spec)?;
-    let others = [Guest::busy("busy0", 2)?, Guest::busy("busy1", 2)?];
+    let guests = [
+        Guest::start(&spec)?,
+        Guest::busy("busy0", 2)?,
+        Guest::busy("busy1", 2)?,
+    ];
     let [stock, cohort] = compare()?;
-    let all = [&serving, &others[0], &others[1]];
-    let runs = all.map(|guest| vcpus_of(&cohort, guest).map(|all| all.run_pct));
-    let runs: Vec<f64> = runs.into_iter().collect::<Result<_>>()?;
-    let sum: f64 = runs.iter().sum();
-    let shares: Vec<f64> = runs.iter().map(|run| run / sum).collect();
+    let shares = shares_in(&cohort, &guests)?;
     println!("    shares under cohort: {shares:.3?}");
     assert_ratio(&shares, &[1.0; 3], 0.02)?;
     let without = watch_cohort(&["--off", "wake"])?;
-    let vcpu = |view| vcpu_of(view, &serving, 0);
+    let vcpu = |view| vcpu_of(view, &guests[0], 0);
     let without = Waits::of("without loans", vcpu(&without)?)?;
     let stock = Waits::of("stock", vcpu(&stock)?)?;
     let cohort = Waits::of("cohort", vcpu(&cohort)?)?;

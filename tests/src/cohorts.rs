@@ -8,14 +8,13 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use cohort::bpf::intf;
 use cohort::metrics::{VmStats, percent};
-use cohort::view::HostView;
 use cohort::wait::wait_for;
 use tempfile::NamedTempFile;
 
 use crate::Test;
 use crate::host::{
-    Guest, PATIENCE, assert_ratio, best_of_three, lab, locked, schedstat_ns, shares, start_cohort,
-    start_cohort_with, stop_cohort, vcpus_of, vm_stats, watch,
+    Guest, PATIENCE, assert_ratio, best_of_three, lab, locked, schedstat_ns, shares, shares_in,
+    start_cohort, start_cohort_with, stop_cohort, vcpus_of, vm_stats, watch,
 };
 
 pub const TESTS: &[Test] = &[
@@ -282,17 +281,6 @@ fn lead_ns(guest: &Guest) -> Result<u64> {
     }
     leads.sort_unstable();
     Ok(leads[leads.len() * 9 / 10])
-}
-
-/// What part of the guests' CPU time each of them had in the window.
-fn shares_in(view: &HostView, guests: &[Guest]) -> Result<Vec<f64>> {
-    let used = |guest| -> Result<f64> {
-        let all = vcpus_of(view, guest)?;
-        Ok(all.run_pct * f64::from(all.vcpus))
-    };
-    let used = guests.iter().map(used).collect::<Result<Vec<_>>>()?;
-    let sum: f64 = used.iter().sum();
-    Ok(used.iter().map(|used| used / sum).collect())
 }
 
 /// Eight vCPUs on two CPUs, beside two VMs of two, with slices that let each get far ahead of those that wait.

@@ -304,6 +304,17 @@ pub fn vcpu_of<'a>(view: &'a HostView, guest: &Guest, number: u32) -> Result<&'a
     vcpu.context("the observer does not see the vCPU")
 }
 
+/// What part of the guests' CPU time each of them had in the window.
+pub fn shares_in(view: &HostView, guests: &[Guest]) -> Result<Vec<f64>> {
+    let used = |guest| -> Result<f64> {
+        let all = vcpus_of(view, guest)?;
+        Ok(all.run_pct * f64::from(all.vcpus))
+    };
+    let used = guests.iter().map(used).collect::<Result<Vec<_>>>()?;
+    let sum: f64 = used.iter().sum();
+    Ok(used.iter().map(|used| used / sum).collect())
+}
+
 fn vm_of<'a>(view: &'a HostView, guest: &Guest) -> Result<&'a VmView> {
     let vm = view.vms.get(&(guest.micro.pid() as u32));
     vm.context("the observer does not see the VM")

@@ -8,13 +8,14 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use cohort::host::paths::Host;
 use cohort::host::topology::Domains;
+use cohort::view::quantile_us;
 use cohort_lab::inside::cgroup::{Cgroup, CpuMax};
 use cohort_micro::Spec;
 
 use crate::Test;
 use crate::host::{
     Guest, HostLoad, Subject, assert_ratio, best_of_three, busy, cohort_stats, lab, shares,
-    start_cohort, stop_cohort,
+    start_cohort, start_cohort_with, stop_cohort, vcpus_of, watch,
 };
 
 pub const TESTS: &[Test] = &[
@@ -36,6 +37,7 @@ pub const TESTS: &[Test] = &[
         pinned_vms,
     ),
     ("a_changed_weight_counts_at_once", changed_weight),
+    ("slices_shorter_than_a_tick_end_in_time", short_slices),
     (
         "a_task_that_may_run_anywhere_gets_as_much_as_its_bound_siblings",
         bound_siblings,
@@ -306,6 +308,26 @@ fn changed_weight() -> Result<()> {
     stop_cohort(cohort)?;
     assert_ratio(&before, &[1.0, 1.0], 0.05)?;
     assert_ratio(&after, &[3.0, 1.0], 0.03)
+}
+
+/// Two vCPUs on one CPU, which wait for each other's slices. The lab's kernel has a tick each 4 ms.
+fn short_slices() -> Result<()> {
+    let cpu = &lab()?.guest_cpus[..1];
+    let start = |name| Guest::start_on(&busy(name, 1), cpu);
+    let (guest, _other) = (start("a")?, start("b")?);
+    let half_of_waits_us = |slice_us| -> Result<u64> {
+        let cohort = start_cohort_with(&["--slice-us", slice_us])?;
+        let view = watch(1)?;
+        stop_cohort(cohort)?;
+        let waits = &vcpus_of(&view, &guest)?.ready_us;
+        quantile_us(waits, 0.5).context("it never waited")
+    };
+    let (whole, short) = (half_of_waits_us("4000")?, half_of_waits_us("1000")?);
+    ensure!(
+        short <= 2048 && whole > 2048,
+        "half of the waits are shorter than {short} us with slices of 1 ms, {whole} us with slices of 4 ms"
+    );
+    Ok(())
 }
 
 /// Guests that make KVM and Cohort work as hard as they can: each is entitled to half, and its neighbour may lose 1 % of
