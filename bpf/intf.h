@@ -45,7 +45,7 @@ enum mechanism {
 	MECH_SHORT_TURNS = 12, /* turns are shorter where many wait */
 	MECH_SKEW = 13, /* a vCPU too far ahead of its siblings is stopped */
 	MECH_PACKING = 14, /* a narrow VM before a wide one that has no room */
-	MECH_WAKE = 15, /* a CPU is lent to a vCPU that wakes */
+	MECH_WAKE = 15, /* a CPU is lent to who wakes in a VM */
 	NR_MECH = 16,
 };
 

@@ -46,7 +46,7 @@ static bool serve_heir(struct cpu_state *c, s32 cpu, u64 now)
 	return serve_rest(&c->heir, cpu, now, MECH_HEIR);
 }
 
-/* vCPU @pid woke in queue @queue_id, and is to have the CPU of @c for a moment. */
+/* Thread @pid of a VM woke in queue @queue_id, and is to have @c for a moment. */
 static void name_borrower(struct cpu_state *c, s32 pid, u32 queue_id, u64 now)
 {
 	c->borrower.pid = pid;
@@ -55,7 +55,7 @@ static void name_borrower(struct cpu_state *c, s32 pid, u32 queue_id, u64 now)
 		now + wake_pause_ns(wake_loan_ns(slice_ns), slice_ns);
 }
 
-/* Is @c, of @cpu, lent to a vCPU that woke? Somebody waits for it meanwhile. */
+/* Is @c, of @cpu, lent to a thread that woke? Somebody waits for it meanwhile. */
 static bool serve_borrower(struct cpu_state *c, s32 cpu, u64 now)
 {
 	s32 pid = c->borrower.pid;

@@ -145,7 +145,7 @@ struct cpu_state {
 	 * place sleeps. */
 	struct rest interrupted;
 
-	/* The vCPU to which the CPU is to be lent. */
+	/* The thread of a VM to which the CPU is to be lent. */
 	struct rest borrower;
 	s32 lent_pid; /* the one that runs on a loan, or is just to; else 0 */
 	u64 lent_until_ns; /* to nobody else before that */
