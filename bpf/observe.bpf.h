@@ -18,10 +18,12 @@ enum {
 
 /* The clock of all that is recorded, ns. */
 static u64 clock_ns(void);
-/* The IPIs of @p; NULL if it is no vCPU. */
+/* The IPI that the running task delivers; NULL if that is no vCPU. */
+static struct delivery *current_delivery(void);
+/* What @p was sent; NULL if it is no vCPU. */
 static struct signals *signals_of(struct task_struct *p);
-/* Thread @from, whose IPIs are @sender, sent one to thread @to. */
-static void on_ipi(struct signals *sender, s32 from, s32 to);
+/* The running thread @from sent an IPI of @vector to thread @to. */
+static void on_ipi(s32 from, s32 to, u32 vector);
 /* The running @p, whose IPIs are @receiver, has answered one @took_ns after that
  * was sent. */
 static void on_answer(struct task_struct *p, struct signals *receiver,
@@ -35,26 +37,26 @@ static void on_spin_end(struct task_struct *p);
 
 static int delivery_begins(void)
 {
-	struct signals *sender = signals_of(bpf_get_current_task_btf());
+	struct delivery *ipi = current_delivery();
 
-	if (sender) {
-		sender->nr_accepted = 0;
-		sender->delivers = 1;
+	if (ipi) {
+		ipi->nr_accepted = 0;
+		ipi->under_way = 1;
 	}
 	return 0;
 }
 
 static int delivery_ends(void)
 {
-	struct task_struct *p = bpf_get_current_task_btf();
-	struct signals *sender = signals_of(p);
+	struct delivery *ipi = current_delivery();
+	s32 from = bpf_get_current_task_btf()->pid;
 
-	if (!sender || !sender->delivers)
+	if (!ipi || !ipi->under_way)
 		return 0;
-	sender->delivers = 0;
-	if (sender->nr_accepted == 1 && sender->accepted_by &&
-	    sender->accepted_by != p->pid)
-		on_ipi(sender, p->pid, sender->accepted_by);
+	ipi->under_way = 0;
+	if (ipi->nr_accepted == 1 && ipi->accepted_by &&
+	    ipi->accepted_by != from)
+		on_ipi(from, ipi->accepted_by, ipi->vector);
 	return 0;
 }
 
@@ -85,14 +87,14 @@ int BPF_PROG(pv_ipi_ends)
 SEC("?fentry/__apic_accept_irq")
 int BPF_PROG(ipi_accepted, void *apic, int delivery_mode, int vector)
 {
-	struct signals *sender = signals_of(bpf_get_current_task_btf());
+	struct delivery *ipi = current_delivery();
 
-	if (!sender || !sender->delivers)
+	if (!ipi || !ipi->under_way)
 		return 0;
 	/* Others than fixed ones (INIT, NMI) are not waited for. */
-	sender->nr_accepted += delivery_mode == APIC_FIXED ? 1 : 2;
-	sender->accepted_vector = vector;
-	sender->accepted_by = thread_of_vcpu(vcpu_of_apic(apic));
+	ipi->nr_accepted += delivery_mode == APIC_FIXED ? 1 : 2;
+	ipi->accepted_by = thread_of_vcpu(vcpu_of_apic(apic));
+	ipi->vector = vector;
 	return 0;
 }
 

@@ -15,6 +15,13 @@ static u64 clock_ns(void)
 	return scx_bpf_now();
 }
 
+static struct delivery *current_delivery(void)
+{
+	struct task_ctx *tc = current_ctx();
+
+	return tc && tc->is_vcpu ? &tc->delivery : NULL;
+}
+
 static struct signals *signals_of(struct task_struct *p)
 {
 	struct task_ctx *tc = lookup_task_may_fail(p);
@@ -22,7 +29,7 @@ static struct signals *signals_of(struct task_struct *p)
 	return tc && tc->is_vcpu ? &tc->signals : NULL;
 }
 
-static void on_ipi(struct signals *sender, s32 from, s32 to)
+static void on_ipi(s32 from, s32 to, u32 vector)
 {
 	struct task_ctx *receiver = lookup_thread_may_fail(to);
 	struct task_ctx *tc = current_ctx();
@@ -34,7 +41,8 @@ static void on_ipi(struct signals *sender, s32 from, s32 to)
 	g = lookup_group(tc->group);
 	if (!g)
 		return;
-	open_ipi(sender, from, &receiver->signals, to, now);
+	tc->ipi_to = to;
+	open_ipi(&receiver->signals, from, vector, now);
 	count(&g->info.stats.ipis);
 	if (!receiver->queue)
 		return;
