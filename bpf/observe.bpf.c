@@ -404,7 +404,6 @@ static void runs(struct task_struct *p, struct observed *o, struct cpu_state *c,
 	s32 cpu = bpf_get_smp_processor_id();
 	u64 waited_ns = now - v->since_ns, ipi_ns;
 	bool waited = v->phase == PHASE_READY;
-	u32 bucket;
 
 	end_phase(v, now);
 	v->phase = PHASE_RUNS;
@@ -424,9 +423,7 @@ static void runs(struct task_struct *p, struct observed *o, struct cpu_state *c,
 	}
 	v->last_cpu = cpu;
 	if (waited) {
-		bucket = log2_bucket(waited_ns / 1000);
-		if (bucket < NR_BUCKETS)
-			v->ready_us[bucket]++;
+		count_time(v->ready_us, waited_ns);
 		if (waited_ns > v->longest_ready_ns)
 			v->longest_ready_ns = waited_ns;
 	}

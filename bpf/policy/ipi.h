@@ -65,19 +65,28 @@ static inline u64 ipi_window(u64 window_ns, u64 answer_ns)
 	return next < IPI_WINDOW_MOST_NS ? next : IPI_WINDOW_MOST_NS;
 }
 
-/* The bucket of a histogram with a bucket per power of two. */
+/*
+ * The bucket of a histogram with a bucket per power of two. With all bits below the
+ * highest one set, 32 bits have 32 values; times a de Bruijn sequence, the highest
+ * five bits tell them apart. A third of the instructions of a search.
+ */
 static inline u32 log2_bucket(u64 value)
 {
-	u32 bucket = 0, step;
+	static const u8 bucket[32] = { 1,  10, 2,  11, 14, 22, 3,  30,
+				       12, 15, 17, 19, 23, 26, 4,  31,
+				       9,  13, 21, 29, 16, 18, 25, 8,
+				       20, 28, 24, 7,  27, 6,  5,  32 };
+	u32 bits =
+		value < 1U << (NR_BUCKETS - 2) ? value : 1U << (NR_BUCKETS - 2);
 
-	for (step = 32; step; step /= 2) {
-		if (value >> step) {
-			value >>= step;
-			bucket += step;
-		}
-	}
-	bucket += value != 0;
-	return bucket < NR_BUCKETS ? bucket : NR_BUCKETS - 1;
+	if (!bits)
+		return 0;
+	bits |= bits >> 1;
+	bits |= bits >> 2;
+	bits |= bits >> 4;
+	bits |= bits >> 8;
+	bits |= bits >> 16;
+	return bucket[bits * 0x07c4acddU >> 27];
 }
 
 #endif /* COHORT_POLICY_IPI_H */

@@ -2,11 +2,13 @@
 //! What the BPF programs of the observer and of Cohort cost per run, by the kernel's own count. In a lab that counts
 //! instructions (`lab boot --count-instructions`) a nanosecond is one. Not a part of `make test`: it prints.
 
-use std::time::Duration;
+use std::fs;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 use cohort_lab::inside::hooks::{COUNTING, costs_within, print};
-use cohort_micro::Spec;
+use cohort_micro::{Spec, StillVm};
 
 use crate::Test;
 use crate::host::{Guest, Setting, Watch, locked, start_cohort, stop_cohort};
@@ -20,6 +22,10 @@ pub const TESTS: &[Test] = &[
     (
         "what_runs_cost_while_guests_interrupt_each_other",
         interrupting,
+    ),
+    (
+        "what_observing_a_spin_exit_costs_with_all_around_the_programs",
+        in_all,
     ),
 ];
 
@@ -69,4 +75,43 @@ fn interrupting() -> Result<()> {
             .vcpu("loop: compute 100us")
     };
     costs_beside(&[guest("ipi0"), guest("ipi1")])
+}
+
+/// How often `guest` leaves for KVM while `of` lets it, per second of one CPU; by KVM's own count.
+fn exits_per_second(guest: &Guest) -> Result<f64> {
+    let of_guest = format!("{}-", guest.micro.pid());
+    let mut folders = fs::read_dir("/sys/kernel/debug/kvm")?.filter_map(|entry| entry.ok());
+    let folder = folders
+        .find(|entry| entry.file_name().to_string_lossy().starts_with(&of_guest))
+        .context("KVM has no statistics of the guest")?;
+    let exits = || -> Result<u64> {
+        let count = fs::read_to_string(folder.path().join("exits"))?;
+        Ok(count.trim().parse()?)
+    };
+    let (begin, before) = (Instant::now(), exits()?);
+    sleep(WINDOW);
+    let after = exits()?;
+    Ok((after - before) as f64 / begin.elapsed().as_secs_f64())
+}
+
+/// The kernel's own count leaves out what leads to a program, and has its own clock in it. A vCPU that leaves the guest
+/// all the time, since it executes PAUSE, shows what both programs cost it: it does so less often.
+fn in_all() -> Result<()> {
+    let guest = Guest::start(&Spec::new("spins").vcpu("spin never"))?;
+    let _still = StillVm::create()?;
+    sleep(WINDOW);
+    let alone = exits_per_second(&guest)?;
+    let _watch = Watch::begin(100, 1)?;
+    // It is known from its first switch on.
+    let _other = Guest::start(&Spec::new("other").vcpu("loop: compute 10us; sleep 10ms"))?;
+    sleep(WINDOW);
+    let observed = exits_per_second(&guest)?;
+    let counted = {
+        let _counted = Setting::set(COUNTING, "1")?;
+        exits_per_second(&guest)?
+    };
+    for (what, rate) in [("alone", alone), ("observed", observed), ("counted", counted)] {
+        println!("    {what}: {rate:.0} exits/s, {:.0} ns each", 1e9 / rate);
+    }
+    Ok(())
 }
