@@ -11,7 +11,7 @@ static inline void count_time(u64 *histogram, u64 ns)
 {
 	u32 i = log2_bucket(ns / 1000);
 
-	/* Always so, but the verifier wants to see it, and clang does not see why. */
+	/* Always so, but the verifier wants to see it; clang must not know. */
 	barrier_var(i);
 	if (i < NR_BUCKETS)
 		__sync_fetch_and_add(&histogram[i], 1);

@@ -31,49 +31,29 @@ struct task_struct___cap {
 /* Of kernels with sched_ext: which tasks a loaded scheduler has. */
 extern const void ext_sched_class __ksym __weak;
 
-/* What hooks in KVM note of a running vCPU, and what they count (see struct
- * vcpu_counters). */
-struct notes {
-	struct delivery delivery;
-	u64 ipis;
-	u64 spin_exits;
-	u64 spin_ns;
-	u64 spins_since_ns; /* KVM looks whom to run in its place, and it has
-			       had its CPU since then; 0: no */
-	u64 yields_offered;
-	u64 yields_not_ready;
-	u64 yields_refused;
-	s32 offered; /* thread that KVM offers in its place now, 0: none */
-	u32 offered_ready; /* it waited for a CPU then */
-};
-
 /* What is kept with a vCPU's thread, and goes when that does. Written in the
  * thread itself or under its rq's lock, but for signals. */
 struct observed {
 	struct signals signals; /* first, see observed_of() */
-	struct vcpu_counters counters; /* kvm 0: it has run no vCPU yet; what
-					  is in notes is as last read */
-	struct notes notes; /* while it does not run; see notes_of() */
+	struct vcpu_counters counters; /* kvm 0: it has run no vCPU yet */
 	u32 vm; /* its process's slot */
 	u64 vcpu; /* address of the vCPU it was last seen to run, never read
 		     without asking whether it still does */
+	s32 offered; /* thread that KVM offers in its place now, 0: none */
+	bool offered_ready; /* it waited for a CPU then */
 	bool preempted; /* and not run since, by a taker: */
 	u32 taker_kind; /* enum taker_kind */
 	u64 taker_id;
+	bool spins; /* KVM looks whom to run in its place, */
+	u64 spins_since_ns; /* and it has had its CPU since then */
 };
 
+/* The vCPU that ran last on a CPU. */
 struct cpu_state {
-	/* The vCPU that runs. Its notes are here, so that hooks need not look
-	 * for its thread: the look-up is half of what they would cost. */
-	u64 vcpu; /* its address, 0: none */
-	u64 kvm;
-	struct notes notes;
-
-	/* The vCPU that ran before. */
-	u64 prev_kvm; /* 0: that was none */
-	s32 prev_pid;
-	u32 prev_tgid;
-	u64 prev_ran_ns;
+	u64 kvm; /* 0: the last task was no vCPU */
+	s32 pid;
+	u32 tgid;
+	u64 ran_ns;
 };
 
 struct {
@@ -157,26 +137,11 @@ static struct cpu_state *this_cpu(void)
 	return bpf_map_lookup_elem(&cpus, &zero);
 }
 
-/* The notes of the vCPU whose thread is running; NULL: it is none. */
-static struct notes *current_notes(void)
-{
-	struct cpu_state *c = this_cpu();
-
-	return c && c->vcpu ? &c->notes : NULL;
-}
-
 /* ---- what observe.bpf.h leaves open ---- */
 
 static u64 clock_ns(void)
 {
 	return bpf_ktime_get_ns();
-}
-
-static struct delivery *current_delivery(void)
-{
-	struct notes *notes = current_notes();
-
-	return notes ? &notes->delivery : NULL;
 }
 
 static struct signals *signals_of(struct task_struct *p)
@@ -191,18 +156,18 @@ static struct observed *observed_of(struct signals *signals)
 	return (struct observed *)signals;
 }
 
-static void on_ipi(s32 from, s32 to, u32 vector)
+static void on_ipi(struct signals *sender, s32 from, s32 to)
 {
+	struct vcpu_counters *v = &observed_of(sender)->counters;
 	struct observed *receiver = lookup_thread(to);
-	struct cpu_state *c = this_cpu();
 	u64 now = clock_ns();
 
-	if (!c || !receiver || receiver->counters.kvm != c->kvm)
+	if (!receiver || receiver->counters.kvm != v->kvm)
 		return;
-	open_ipi(&receiver->signals, from, vector, now);
+	open_ipi(sender, from, &receiver->signals, to, now);
 	if (receiver->counters.phase == PHASE_READY)
 		ipi_waits(&receiver->signals, now);
-	c->notes.ipis++;
+	v->ipis++;
 }
 
 static void on_answer(struct task_struct *p, struct signals *receiver,
@@ -211,31 +176,33 @@ static void on_answer(struct task_struct *p, struct signals *receiver,
 	observed_of(receiver)->counters.ipis_answered++;
 }
 
-/* Add the time on a CPU of a search that is interrupted or ends. */
-static void add_spin_time(struct notes *notes, u64 now)
+/* Time on a CPU in a search that begins, is interrupted, goes on or ends. */
+static void add_spin_time(struct observed *o, u64 now)
 {
-	if (notes->spins_since_ns)
-		notes->spin_ns += now - notes->spins_since_ns;
+	if (o->spins)
+		o->counters.spin_ns += now - o->spins_since_ns;
+	o->spins_since_ns = now;
 }
 
 static void on_spin(struct task_struct *p, bool in_kernel)
 {
-	struct notes *notes = current_notes();
+	struct observed *o = lookup(p);
 
-	if (!notes)
+	if (!o)
 		return;
-	notes->spin_exits++;
-	notes->spins_since_ns = clock_ns();
+	o->counters.spin_exits++;
+	o->spins = true;
+	o->spins_since_ns = clock_ns();
 }
 
 static void on_spin_end(struct task_struct *p)
 {
-	struct notes *notes = current_notes();
+	struct observed *o = lookup(p);
 
-	if (!notes)
+	if (!o)
 		return;
-	add_spin_time(notes, clock_ns());
-	notes->spins_since_ns = 0;
+	add_spin_time(o, clock_ns());
+	o->spins = false;
 }
 
 #include "observe.bpf.h"
@@ -302,7 +269,6 @@ static void begin(struct task_struct *p, struct observed *o,
 	if (v->phase == PHASE_RUNS)
 		__sync_fetch_and_sub(running_siblings(o), 1);
 	__builtin_memset(v, 0, sizeof(*v));
-	__builtin_memset(&o->notes, 0, sizeof(o->notes));
 	v->kvm = (u64)kvm_read(vcpu, kvm);
 	v->tgid = p->tgid;
 	v->vcpu_id = kvm_read(vcpu, vcpu_id);
@@ -311,6 +277,7 @@ static void begin(struct task_struct *p, struct observed *o,
 	v->since_ns = now;
 	o->vcpu = (u64)vcpu;
 	o->vm = slot_of(p);
+	o->offered = 0;
 }
 
 /* Has the kernel's own scheduler stopped @p because of a cap? What it noted
@@ -363,23 +330,19 @@ static void stops(struct task_struct *p, struct observed *o,
 		  u32 task_state, struct cpu_state *c, u64 now)
 {
 	struct vcpu_counters *v = &o->counters;
-	struct notes *notes = &o->notes;
 	struct kvm_vcpu___kvm *vcpu;
 
-	c->prev_kvm = v->kvm;
-	c->prev_pid = p->pid;
-	c->prev_tgid = v->tgid;
-	c->prev_ran_ns = v->phase == PHASE_RUNS ? now - v->since_ns : 0;
-	/* Else it has just been recognised. */
-	if (c->vcpu == o->vcpu)
-		*notes = c->notes;
+	c->kvm = v->kvm;
+	c->pid = p->pid;
+	c->tgid = v->tgid;
+	c->ran_ns = v->phase == PHASE_RUNS ? now - v->since_ns : 0;
 	if (v->phase == PHASE_RUNS)
 		__sync_fetch_and_sub(running_siblings(o), 1);
 	end_phase(v, now);
-	add_spin_time(notes, now);
-	if (notes->offered && notes->offered == next->pid) {
+	add_spin_time(o, now);
+	if (o->offered && o->offered == next->pid) {
 		v->yields_served++;
-		notes->offered = 0;
+		o->offered = 0;
 	}
 	if (task_state) {
 		vcpu = vcpu_now(p, o);
@@ -407,11 +370,7 @@ static void runs(struct task_struct *p, struct observed *o, struct cpu_state *c,
 
 	end_phase(v, now);
 	v->phase = PHASE_RUNS;
-	if (o->notes.spins_since_ns)
-		o->notes.spins_since_ns = now;
-	c->vcpu = o->vcpu;
-	c->kvm = v->kvm;
-	c->notes = o->notes;
+	o->spins_since_ns = now;
 	ipi_ns = answer_begins(&o->signals, v->ipi_to_run, now);
 	v->ipi_to_run_ns += ipi_ns;
 	if (ipi_ns > v->longest_ipi_ns)
@@ -436,10 +395,9 @@ static void runs(struct task_struct *p, struct observed *o, struct cpu_state *c,
 			v->preempted_user++;
 	}
 	o->preempted = false;
-	if (waited && c->prev_kvm == v->kvm && c->prev_tgid == v->tgid &&
-	    c->prev_pid != p->pid && *running_siblings(o) < p->nr_cpus_allowed)
-		v->stacked_ns +=
-			c->prev_ran_ns < waited_ns ? c->prev_ran_ns : waited_ns;
+	if (waited && c->kvm == v->kvm && c->tgid == v->tgid &&
+	    c->pid != p->pid && *running_siblings(o) < p->nr_cpus_allowed)
+		v->stacked_ns += c->ran_ns < waited_ns ? c->ran_ns : waited_ns;
 	__sync_fetch_and_add(running_siblings(o), 1);
 }
 
@@ -455,11 +413,10 @@ int BPF_PROG(switches, bool preempt, struct task_struct *prev,
 		return 0;
 	stopped = recognise(prev, now);
 	started = recognise(next, now);
-	c->prev_kvm = 0;
+	c->kvm = 0;
 	if (stopped)
 		stops(prev, stopped, next, started, preempt ? 0 : prev_state, c,
 		      now);
-	c->vcpu = 0;
 	if (started)
 		runs(next, started, c, now);
 	return 0;
@@ -487,15 +444,14 @@ int BPF_PROG(wakes, struct task_struct *p)
 SEC("?fentry/yield_to")
 int BPF_PROG(yield_begins, struct task_struct *p)
 {
-	struct notes *notes = current_notes();
-	struct observed *target;
+	struct observed *o = lookup(bpf_get_current_task_btf()), *target;
 
-	if (!notes)
+	if (!o)
 		return 0;
+	o->counters.yields_offered++;
+	o->offered = p->pid;
 	target = lookup(p);
-	notes->yields_offered++;
-	notes->offered = p->pid;
-	notes->offered_ready = target && target->counters.phase == PHASE_READY;
+	o->offered_ready = target && target->counters.phase == PHASE_READY;
 	return 0;
 }
 
@@ -503,39 +459,19 @@ int BPF_PROG(yield_begins, struct task_struct *p)
 SEC("?fexit/yield_to")
 int BPF_PROG(yield_ends, struct task_struct *p, bool preempt, int yielded)
 {
-	struct notes *notes = current_notes();
+	struct observed *o = lookup(bpf_get_current_task_btf());
 
-	if (!notes || !notes->offered)
+	if (!o || !o->offered)
 		return 0;
-	notes->offered = 0;
-	if (!notes->offered_ready)
-		notes->yields_not_ready++;
+	o->offered = 0;
+	if (!o->offered_ready)
+		o->counters.yields_not_ready++;
 	else if (yielded <= 0)
-		notes->yields_refused++;
+		o->counters.yields_refused++;
 	return 0;
 }
 
 /* ---- reading ---- */
-
-/* The notes of @o, which may be running and stop meanwhile. */
-static struct notes notes_of(struct observed *o)
-{
-	struct cpu_state *c;
-	struct notes notes;
-	u32 zero = 0;
-
-	c = o->counters.last_cpu >= 0
-		    ? bpf_map_lookup_percpu_elem(&cpus, &zero,
-						 o->counters.last_cpu)
-		    : NULL;
-	if (c && READ_ONCE(c->vcpu) == o->vcpu) {
-		notes = c->notes;
-		barrier();
-		if (READ_ONCE(c->vcpu) == o->vcpu)
-			return notes;
-	}
-	return o->notes;
-}
 
 /* Writes the counters of each vCPU there is, one after the other. */
 SEC("iter/task")
@@ -544,7 +480,6 @@ int read_vcpus(struct bpf_iter__task *ctx)
 	struct task_struct *p = ctx->task;
 	struct kvm_vcpu___kvm *vcpu;
 	struct vcpu_counters *v;
-	struct notes notes;
 	struct observed *o;
 
 	if (!p || p->exit_state)
@@ -557,13 +492,6 @@ int read_vcpus(struct bpf_iter__task *ctx)
 	if (vcpu)
 		v->poll_ns = kvm_read(vcpu, stat.generic.halt_poll_success_ns) +
 			     kvm_read(vcpu, stat.generic.halt_poll_fail_ns);
-	notes = notes_of(o);
-	v->ipis = notes.ipis;
-	v->spin_exits = notes.spin_exits;
-	v->spin_ns = notes.spin_ns;
-	v->yields_offered = notes.yields_offered;
-	v->yields_not_ready = notes.yields_not_ready;
-	v->yields_refused = notes.yields_refused;
 	v->read_ns = clock_ns();
 	bpf_seq_write(ctx->meta->seq, v, sizeof(*v));
 	return 0;

@@ -18,12 +18,10 @@ enum {
 
 /* The clock of all that is recorded, ns. */
 static u64 clock_ns(void);
-/* The IPI that the running task delivers; NULL if that is no vCPU. */
-static struct delivery *current_delivery(void);
-/* What @p was sent; NULL if it is no vCPU. */
+/* The IPIs of @p; NULL if it is no vCPU. */
 static struct signals *signals_of(struct task_struct *p);
-/* The running thread @from sent an IPI of @vector to thread @to. */
-static void on_ipi(s32 from, s32 to, u32 vector);
+/* Thread @from, whose IPIs are @sender, sent one to thread @to. */
+static void on_ipi(struct signals *sender, s32 from, s32 to);
 /* The running @p, whose IPIs are @receiver, has answered one @took_ns after that
  * was sent. */
 static void on_answer(struct task_struct *p, struct signals *receiver,
@@ -37,26 +35,26 @@ static void on_spin_end(struct task_struct *p);
 
 static int delivery_begins(void)
 {
-	struct delivery *ipi = current_delivery();
+	struct signals *sender = signals_of(bpf_get_current_task_btf());
 
-	if (ipi) {
-		ipi->nr_accepted = 0;
-		ipi->under_way = 1;
+	if (sender) {
+		sender->nr_accepted = 0;
+		sender->delivers = 1;
 	}
 	return 0;
 }
 
 static int delivery_ends(void)
 {
-	struct delivery *ipi = current_delivery();
-	s32 from = bpf_get_current_task_btf()->pid;
+	struct task_struct *p = bpf_get_current_task_btf();
+	struct signals *sender = signals_of(p);
 
-	if (!ipi || !ipi->under_way)
+	if (!sender || !sender->delivers)
 		return 0;
-	ipi->under_way = 0;
-	if (ipi->nr_accepted == 1 && ipi->accepted_by &&
-	    ipi->accepted_by != from)
-		on_ipi(from, ipi->accepted_by, ipi->vector);
+	sender->delivers = 0;
+	if (sender->nr_accepted == 1 && sender->accepted_by &&
+	    sender->accepted_by != p->pid)
+		on_ipi(sender, p->pid, sender->accepted_by);
 	return 0;
 }
 
@@ -87,14 +85,14 @@ int BPF_PROG(pv_ipi_ends)
 SEC("?fentry/__apic_accept_irq")
 int BPF_PROG(ipi_accepted, void *apic, int delivery_mode, int vector)
 {
-	struct delivery *ipi = current_delivery();
+	struct signals *sender = signals_of(bpf_get_current_task_btf());
 
-	if (!ipi || !ipi->under_way)
+	if (!sender || !sender->delivers)
 		return 0;
 	/* Others than fixed ones (INIT, NMI) are not waited for. */
-	ipi->nr_accepted += delivery_mode == APIC_FIXED ? 1 : 2;
-	ipi->accepted_by = thread_of_vcpu(vcpu_of_apic(apic));
-	ipi->vector = vector;
+	sender->nr_accepted += delivery_mode == APIC_FIXED ? 1 : 2;
+	sender->accepted_vector = vector;
+	sender->accepted_by = thread_of_vcpu(vcpu_of_apic(apic));
 	return 0;
 }
 

@@ -15,13 +15,6 @@ static u64 clock_ns(void)
 	return scx_bpf_now();
 }
 
-static struct delivery *current_delivery(void)
-{
-	struct task_ctx *tc = current_ctx();
-
-	return tc && tc->is_vcpu ? &tc->delivery : NULL;
-}
-
 static struct signals *signals_of(struct task_struct *p)
 {
 	struct task_ctx *tc = lookup_task_may_fail(p);
@@ -29,7 +22,7 @@ static struct signals *signals_of(struct task_struct *p)
 	return tc && tc->is_vcpu ? &tc->signals : NULL;
 }
 
-static void on_ipi(s32 from, s32 to, u32 vector)
+static void on_ipi(struct signals *sender, s32 from, s32 to)
 {
 	struct task_ctx *receiver = lookup_thread_may_fail(to);
 	struct task_ctx *tc = current_ctx();
@@ -41,8 +34,7 @@ static void on_ipi(s32 from, s32 to, u32 vector)
 	g = lookup_group(tc->group);
 	if (!g)
 		return;
-	tc->ipi_to = to;
-	open_ipi(&receiver->signals, from, vector, now);
+	open_ipi(sender, from, &receiver->signals, to, now);
 	count(&g->info.stats.ipis);
 	if (!receiver->queue)
 		return;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * The IPIs between vCPUs: the one that is being delivered, and with each task what
- * it has not answered yet. Not here: how they are seen (observe.bpf.h).
+ * The IPIs between vCPUs, as they are kept with each task: what it has sent, and
+ * what it has not answered yet. Not here: how they are seen (observe.bpf.h).
  */
 #ifndef COHORT_SIGNALS_BPF_H
 #define COHORT_SIGNALS_BPF_H
@@ -23,32 +23,32 @@ struct open_ipi {
 	u64 sent_ns; /* 0: answered */
 };
 
-/* An IPI on its way from a vCPU. Written in that one's thread. */
-struct delivery {
-	u32 under_way;
-	u32 nr_accepted; /* how many did, 2 also for what is not fixed */
-	s32 accepted_by; /* thread of the last one */
-	u32 vector;
-};
-
-/* What a task's vCPU has been sent. */
 struct signals {
+	/* As a sender. Written in its own thread. */
+	s32 ipi_to; /* thread that got its last IPI, 0: none */
+	s32 accepted_by; /* thread that accepts what is being delivered */
+	u32 accepted_vector;
+	u32 nr_accepted; /* how many did, 2 also for what is not fixed */
+	u32 delivers; /* an IPI is under way */
+
+	/* As a receiver. */
 	struct open_ipi open[OPEN_IPIS]; /* by sender */
 	u32 maybe_open; /* 0: none of them is */
 	u64 ipi_waits_ns; /* since when one waits for it to run, 0: none */
 };
 
-/* Thread @from now waits for @receiver. Whether that waits for a CPU itself is
+/* Thread @from now waits for thread @to. Whether that waits for a CPU itself is
  * looked at afterwards, and the receiver looks when it loses its CPU: both miss
  * it only in the few ns in which that CPU's own note is on its way. */
-static inline void open_ipi(struct signals *receiver, s32 from, u32 vector,
-			    u64 now)
+static inline void open_ipi(struct signals *sender, s32 from,
+			    struct signals *receiver, s32 to, u64 now)
 {
 	struct open_ipi *ipi = &receiver->open[from & (OPEN_IPIS - 1)];
 
 	ipi->from = from;
-	ipi->vector = vector;
+	ipi->vector = sender->accepted_vector;
 	ipi->sent_ns = now;
+	sender->ipi_to = to;
 	/* A full barrier before that look. */
 	__sync_lock_test_and_set(&receiver->maybe_open, 1);
 }

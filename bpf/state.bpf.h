@@ -252,8 +252,6 @@ struct task_ctx {
 	s32 yielded_by; /* the sibling that yielded to it last */
 	u64 yielded_at_ns; /* when that was */
 
-	struct delivery delivery;
-	s32 ipi_to; /* thread that got its last IPI, 0: none */
 	struct signals signals;
 };
 

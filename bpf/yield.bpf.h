@@ -52,7 +52,7 @@ __noinline int follow_chain(s32 pid, s32 cpu, struct choice *choice)
 
 		if (!tc)
 			break;
-		to = tc->ipi_to;
+		to = tc->signals.ipi_to;
 		g = lookup_group(tc->group);
 		next = to && g ? bpf_task_from_pid(to) : NULL;
 		if (!next)

@@ -68,7 +68,7 @@ static inline u64 ipi_window(u64 window_ns, u64 answer_ns)
 /*
  * The bucket of a histogram with a bucket per power of two. With all bits below the
  * highest one set, 32 bits have 32 values; times a de Bruijn sequence, the highest
- * five bits tell them apart. A third of the instructions of a search.
+ * five bits tell them apart. That is fewer instructions than a search.
  */
 static inline u32 log2_bucket(u64 value)
 {
