@@ -77,7 +77,7 @@ fn interrupting() -> Result<()> {
     costs_beside(&[guest("ipi0"), guest("ipi1")])
 }
 
-/// How often `guest` leaves for KVM while `of` lets it, per second of one CPU; by KVM's own count.
+/// How often `guest` leaves for KVM per second, by KVM's own count.
 fn exits_per_second(guest: &Guest) -> Result<f64> {
     let of_guest = format!("{}-", guest.micro.pid());
     let mut folders = fs::read_dir("/sys/kernel/debug/kvm")?.filter_map(|entry| entry.ok());
@@ -110,7 +110,11 @@ fn in_all() -> Result<()> {
         let _counted = Setting::set(COUNTING, "1")?;
         exits_per_second(&guest)?
     };
-    for (what, rate) in [("alone", alone), ("observed", observed), ("counted", counted)] {
+    for (what, rate) in [
+        ("alone", alone),
+        ("observed", observed),
+        ("counted", counted),
+    ] {
         println!("    {what}: {rate:.0} exits/s, {:.0} ns each", 1e9 / rate);
     }
     Ok(())
