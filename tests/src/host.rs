@@ -227,7 +227,10 @@ pub fn schedstat_ns(tid: u32) -> Result<(u64, u64)> {
 }
 
 /// What each of the counters that `read` reads gains in `window`, and how long that really was.
-fn gained(window: Duration, read: impl Fn() -> Result<Vec<u64>>) -> Result<(Vec<u64>, Duration)> {
+pub fn gained(
+    window: Duration,
+    read: impl Fn() -> Result<Vec<u64>>,
+) -> Result<(Vec<u64>, Duration)> {
     let (before, start) = (read()?, Instant::now());
     sleep(window);
     let (after, elapsed) = (read()?, start.elapsed());
