@@ -91,6 +91,12 @@ struct vcpu_svm___kvm {
 		(void *)(ptr) + bpf_core_field_offset((ptr)->field), \
 		struct rb_node))
 
+/* The same of what is no field. */
+static inline int kvm_read_int(int *ptr)
+{
+	return *(int *)bpf_core_cast((void *)ptr, struct rb_node);
+}
+
 /* The vCPU whose preempt notifier begins with @link. */
 static inline struct kvm_vcpu___kvm *vcpu_around(struct hlist_node *link)
 {

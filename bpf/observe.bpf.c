@@ -21,6 +21,7 @@ const volatile u16 cpu_domain[MAX_CPUS];
 enum {
 	MAX_TAKERS = 16384, /* the least recent ones are forgotten */
 	VM_SLOTS = 65536, /* a power of two; used again after so many VMs */
+	SPIN_SAMPLE = 8, /* spin exits of which the time of one is taken */
 };
 
 /* Of kernels that stop tasks one by one when their cap is used up. */
@@ -39,12 +40,12 @@ struct observed {
 	u32 vm; /* its process's slot */
 	u64 vcpu; /* address of the vCPU it was last seen to run, never read
 		     without asking whether it still does */
-	s32 offered; /* thread that KVM offers in its place now, 0: none */
-	bool offered_ready; /* it waited for a CPU then */
+	s32 successor; /* thread that its CPU ran after it; 0 when KVM begins to
+			  look whom to run in its place */
 	bool preempted; /* and not run since, by a taker: */
 	u32 taker_kind; /* enum taker_kind */
 	u64 taker_id;
-	bool spins; /* KVM looks whom to run in its place, */
+	bool spin_timed; /* KVM does so, in an exit whose time is taken, */
 	u64 spins_since_ns; /* and it has had its CPU since then */
 };
 
@@ -176,12 +177,11 @@ static void on_answer(struct task_struct *p, struct signals *receiver,
 	observed_of(receiver)->counters.ipis_answered++;
 }
 
-/* Time on a CPU in a search that begins, is interrupted, goes on or ends. */
+/* Time on a CPU in a search that is interrupted or ends, if it is taken. */
 static void add_spin_time(struct observed *o, u64 now)
 {
-	if (o->spins)
-		o->counters.spin_ns += now - o->spins_since_ns;
-	o->spins_since_ns = now;
+	if (o->spin_timed)
+		o->counters.spin_ns += SPIN_SAMPLE * (now - o->spins_since_ns);
 }
 
 static void on_spin(struct task_struct *p, bool in_kernel)
@@ -190,8 +190,11 @@ static void on_spin(struct task_struct *p, bool in_kernel)
 
 	if (!o)
 		return;
-	o->counters.spin_exits++;
-	o->spins = true;
+	o->successor = 0;
+	/* There are many, and most of what one costs would be two clocks. */
+	if (o->counters.spin_exits++ % SPIN_SAMPLE)
+		return;
+	o->spin_timed = true;
 	o->spins_since_ns = clock_ns();
 }
 
@@ -199,10 +202,10 @@ static void on_spin_end(struct task_struct *p)
 {
 	struct observed *o = lookup(p);
 
-	if (!o)
+	if (!o || !o->spin_timed)
 		return;
 	add_spin_time(o, clock_ns());
-	o->spins = false;
+	o->spin_timed = false;
 }
 
 #include "observe.bpf.h"
@@ -277,7 +280,6 @@ static void begin(struct task_struct *p, struct observed *o,
 	v->since_ns = now;
 	o->vcpu = (u64)vcpu;
 	o->vm = slot_of(p);
-	o->offered = 0;
 }
 
 /* Has the kernel's own scheduler stopped @p because of a cap? What it noted
@@ -340,10 +342,7 @@ static void stops(struct task_struct *p, struct observed *o,
 		__sync_fetch_and_sub(running_siblings(o), 1);
 	end_phase(v, now);
 	add_spin_time(o, now);
-	if (o->offered && o->offered == next->pid) {
-		v->yields_served++;
-		o->offered = 0;
-	}
+	o->successor = next->pid;
 	if (task_state) {
 		vcpu = vcpu_now(p, o);
 		v->phase = vcpu && kvm_read(vcpu, stat.generic.blocking)
@@ -441,33 +440,29 @@ int BPF_PROG(wakes, struct task_struct *p)
 
 /* ---- directed yields ---- */
 
-SEC("?fentry/yield_to")
-int BPF_PROG(yield_begins, struct task_struct *p)
-{
-	struct observed *o = lookup(bpf_get_current_task_btf()), *target;
-
-	if (!o)
-		return 0;
-	o->counters.yields_offered++;
-	o->offered = p->pid;
-	target = lookup(p);
-	o->offered_ready = target && target->counters.phase == PHASE_READY;
-	return 0;
-}
-
-/* An offer that is still there was not served. */
+/* KVM has offered @p the running one's CPU: that ran next, or did not want it, or
+ * the scheduler declined; otherwise somebody else came first. */
 SEC("?fexit/yield_to")
 int BPF_PROG(yield_ends, struct task_struct *p, bool preempt, int yielded)
 {
-	struct observed *o = lookup(bpf_get_current_task_btf());
+	struct observed *o = lookup(bpf_get_current_task_btf()), *target;
+	struct vcpu_counters *v;
 
-	if (!o || !o->offered)
+	if (!o)
 		return 0;
-	o->offered = 0;
-	if (!o->offered_ready)
-		o->counters.yields_not_ready++;
-	else if (yielded <= 0)
-		o->counters.yields_refused++;
+	v = &o->counters;
+	v->yields_offered++;
+	if (yielded > 0) {
+		if (o->successor == p->pid)
+			v->yields_served++;
+	} else {
+		target = lookup(p);
+		if (target && target->counters.phase == PHASE_READY)
+			v->yields_refused++;
+		else
+			v->yields_not_ready++;
+	}
+	o->successor = 0;
 	return 0;
 }
 

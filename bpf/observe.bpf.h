@@ -5,9 +5,9 @@
  * decides), and what is not seen is not waited for. Not here: what follows from
  * it, which is what each object that includes this defines before.
  *
- * An IPI is seen in three steps, all on the sender's CPU: its delivery begins,
- * each receiver accepts it, its delivery ends. It is recorded if exactly one
- * vCPU accepted it, as a fixed interrupt: only then somebody waits for somebody.
+ * An IPI is seen in two steps, both on the sender's CPU: each receiver accepts
+ * it, its delivery ends. It is recorded if exactly one vCPU accepted it, as a
+ * fixed interrupt: only then somebody waits for somebody.
  */
 #ifndef COHORT_OBSERVE_BPF_H
 #define COHORT_OBSERVE_BPF_H
@@ -33,67 +33,54 @@ static void on_spin_end(struct task_struct *p);
 
 /* ---- interrupts between vCPUs ---- */
 
-static int delivery_begins(void)
+/* Whatever it is: a timer, a device's interrupt that comes in the middle of the
+ * running thread's work, or an IPI of that, the end of whose delivery follows. */
+SEC("?fentry/__apic_accept_irq")
+int BPF_PROG(interrupt_accepted, void *apic, int delivery_mode, int vector)
 {
 	struct signals *sender = signals_of(bpf_get_current_task_btf());
 
-	if (sender) {
-		sender->nr_accepted = 0;
-		sender->delivers = 1;
-	}
-	return 0;
-}
-
-static int delivery_ends(void)
-{
-	struct task_struct *p = bpf_get_current_task_btf();
-	struct signals *sender = signals_of(p);
-
-	if (!sender || !sender->delivers)
+	if (!sender)
 		return 0;
-	sender->delivers = 0;
-	if (sender->nr_accepted == 1 && sender->accepted_by &&
-	    sender->accepted_by != p->pid)
-		on_ipi(sender, p->pid, sender->accepted_by);
+	sender->accepted_vector = vector;
+	sender->accepted_mode = delivery_mode;
+	sender->accepted_by = (u64)apic;
 	return 0;
 }
 
-SEC("?fentry/__kvm_irq_delivery_to_apic_fast")
-int BPF_PROG(ipi_begins, void *kvm, void *src)
+/* The running vCPU has sent an IPI that so many accepted, one after the other. */
+static int ipi_sent(int nr_accepted)
 {
-	return src ? delivery_begins() : 0;
+	struct task_struct *p;
+	struct signals *sender;
+	s32 to;
+
+	if (nr_accepted != 1)
+		return 0;
+	p = bpf_get_current_task_btf();
+	sender = signals_of(p);
+	/* Others than fixed ones (INIT, NMI) are not waited for. */
+	if (!sender || !sender->accepted_by ||
+	    sender->accepted_mode != APIC_FIXED)
+		return 0;
+	to = thread_of_vcpu(vcpu_of_apic((void *)sender->accepted_by));
+	if (to && to != p->pid)
+		on_ipi(sender, p->pid, to);
+	return 0;
 }
 
+/* Without @src it is a device's interrupt. */
 SEC("?fexit/__kvm_irq_delivery_to_apic_fast")
-int BPF_PROG(ipi_ends, void *kvm, void *src)
+int BPF_PROG(ipi_ends, void *kvm, void *src, void *irq, int *nr_accepted)
 {
-	return src ? delivery_ends() : 0;
-}
-
-SEC("?fentry/kvm_pv_send_ipi")
-int BPF_PROG(pv_ipi_begins)
-{
-	return delivery_begins();
+	return src ? ipi_sent(kvm_read_int(nr_accepted)) : 0;
 }
 
 SEC("?fexit/kvm_pv_send_ipi")
-int BPF_PROG(pv_ipi_ends)
+int BPF_PROG(pv_ipi_ends, void *kvm, u64 low, u64 high, u32 min, u64 icr,
+	     int op_64_bit, int nr_accepted)
 {
-	return delivery_ends();
-}
-
-SEC("?fentry/__apic_accept_irq")
-int BPF_PROG(ipi_accepted, void *apic, int delivery_mode, int vector)
-{
-	struct signals *sender = signals_of(bpf_get_current_task_btf());
-
-	if (!sender || !sender->delivers)
-		return 0;
-	/* Others than fixed ones (INIT, NMI) are not waited for. */
-	sender->nr_accepted += delivery_mode == APIC_FIXED ? 1 : 2;
-	sender->accepted_vector = vector;
-	sender->accepted_by = thread_of_vcpu(vcpu_of_apic(apic));
-	return 0;
+	return ipi_sent(nr_accepted);
 }
 
 /* The running vCPU has handled an interrupt of @vector, whoever sent it. */

@@ -26,10 +26,10 @@ struct open_ipi {
 struct signals {
 	/* As a sender. Written in its own thread. */
 	s32 ipi_to; /* thread that got its last IPI, 0: none */
-	s32 accepted_by; /* thread that accepts what is being delivered */
+	/* The last interrupt that it delivered, whatever that was: */
 	u32 accepted_vector;
-	u32 nr_accepted; /* how many did, 2 also for what is not fixed */
-	u32 delivers; /* an IPI is under way */
+	u32 accepted_mode; /* delivery mode */
+	u64 accepted_by; /* the local APIC that accepted it */
 
 	/* As a receiver. */
 	struct open_ipi open[OPEN_IPIS]; /* by sender */

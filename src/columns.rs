@@ -195,8 +195,8 @@ impl Column {
                 "%SPIN",
                 "spin_pct",
                 "of the running time: KVM handled exits because it spins, in % of the time",
-                "on a CPU between the begin and the end of kvm_vcpu_on_spin(); what the guest spins before it is stopped is \
-                 not seen",
+                "on a CPU between the begin and the end of kvm_vcpu_on_spin(), in each eighth of these exits, times 8; what \
+                 the guest spins before it is stopped is not seen",
                 "above 2",
             ),
             Column::Yields => about(

@@ -184,7 +184,6 @@ fn load<'object>(
         }
     }
     load_hooks!(open, seen);
-    open.progs.yield_begins.set_autoload(seen.spins);
     open.progs.yield_ends.set_autoload(seen.spins);
     let mut skel = open.load()?;
     let data = skel.maps.bss_data.as_mut();

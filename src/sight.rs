@@ -98,14 +98,9 @@ impl Seen {
 /// Has the hooks of an open skeleton loaded for what is [`Seen`]; both BPF objects have them by the same names.
 macro_rules! load_hooks {
     ($open:expr, $seen:expr) => {{
-        $open.progs.ipi_begins.set_autoload($seen.ipis);
+        $open.progs.interrupt_accepted.set_autoload($seen.ipis);
         $open.progs.ipi_ends.set_autoload($seen.ipis);
-        $open.progs.ipi_accepted.set_autoload($seen.ipis);
         $open.progs.ipi_answered.set_autoload($seen.ipis);
-        $open
-            .progs
-            .pv_ipi_begins
-            .set_autoload($seen.paravirtual_ipis);
         $open.progs.pv_ipi_ends.set_autoload($seen.paravirtual_ipis);
         $open.progs.spin_exit_begins.set_autoload($seen.spins);
         $open.progs.spin_exit_ends.set_autoload($seen.spins);

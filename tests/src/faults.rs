@@ -3,8 +3,10 @@
 //! watchdog's limit is 2 s in all of these: a task that waits longer ends the scheduler, and the test.
 
 use std::fs;
+use std::panic::resume_unwind;
 use std::process::Command;
-use std::thread::sleep;
+use std::sync::Barrier;
+use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -149,10 +151,24 @@ fn vm_churn() -> Result<()> {
     let cohort = start_cohort()?;
     let come_and_go = |rounds: std::ops::Range<usize>| -> Result<HostStats> {
         for round in rounds {
-            let guests = (0..10)
-                .map(|i| Guest::start(&passing(&format!("churn{round}-{i}"), i)))
-                .collect::<Result<Vec<_>>>()?;
-            drop(guests);
+            // All at once: what takes long is KVM's waiting, each time one comes or goes.
+            let all_started = Barrier::new(10);
+            let come_and_go = |i| -> Result<()> {
+                let guest = Guest::start(&passing(&format!("churn{round}-{i}"), i));
+                all_started.wait();
+                guest.map(drop)
+            };
+            scope(|scope| {
+                let threads: Vec<_> = (0..10)
+                    .map(|i| scope.spawn(move || come_and_go(i)))
+                    .collect();
+                threads
+                    .into_iter()
+                    .try_for_each(|thread| match thread.join() {
+                        Ok(result) => result,
+                        Err(panic) => resume_unwind(panic),
+                    })
+            })?;
         }
         cohort_stats()
     };
