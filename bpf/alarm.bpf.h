@@ -11,6 +11,8 @@
 
 enum {
 	TICK_NS = 4000000, /* the longest of usual kernels, at 250 Hz */
+	LEAVE_HOOK_NS = 2000, /* in which a program's end is reached */
+	LEAVE_TRIES = 4, /* then it is preempted there */
 };
 
 static bool set_alarm(s32 cpu, u64 after_ns)
@@ -36,12 +38,31 @@ static void watch_slice(s32 cpu, struct cpu_state *c, struct group *g,
 	bool ends_early = ends_between_ticks(c);
 	bool skew = watches_skew(g, tc);
 
+	c->relaxed_pid = 0; /* its alarm is, or may be, set anew */
 	if (!skew && !ends_early)
 		return;
 	if (skew && (!ends_early || vtime_before(now + skew_check_ns, at_ns)))
 		at_ns = now + skew_check_ns;
 	if (vtime_before(now, at_ns))
 		set_alarm(cpu, at_ns - now);
+}
+
+/*
+ * Somebody else is to run on @c, of @cpu: does @p, with @tc, go on for a moment, as it
+ * is in the middle of a hook? There it may not leave its CPU, and would wait behind its
+ * sibling while another CPU goes to another VM.
+ */
+static bool leaves_hook(struct cpu_state *c, s32 cpu, struct task_struct *p,
+			const struct task_ctx *tc)
+{
+	if (!tc || !tc->is_vcpu || !is_migration_disabled(p) ||
+	    c->leaves_hook >= LEAVE_TRIES || !set_alarm(cpu, LEAVE_HOOK_NS)) {
+		c->leaves_hook = 0;
+		return false;
+	}
+	c->leaves_hook++;
+	scx_bpf_task_set_slice(p, LEAVE_HOOK_NS);
+	return true;
 }
 
 /* Does the running @tc yield on @c, of @cpu, although KVM did not ask for it? Whom
@@ -68,7 +89,7 @@ static bool yields_relaxed(struct cpu_state *c, s32 cpu, struct task_ctx *tc)
 static bool ends_slice(struct cpu_state *c, s32 cpu, struct task_ctx *tc,
 		       u64 now)
 {
-	if (yields_relaxed(c, cpu, tc))
+	if (yields_relaxed(c, cpu, tc) || c->leaves_hook)
 		return true;
 	if (vtime_before(now, c->slice_until_ns))
 		return tc && tc->run_at_ns && stops_for_sibling(tc, now);

@@ -6,10 +6,6 @@
 #ifndef COHORT_REACT_BPF_H
 #define COHORT_REACT_BPF_H
 
-enum {
-	LEAVE_HOOK_NS = 2000, /* in which a program's end is reached */
-};
-
 static u64 clock_ns(void)
 {
 	return scx_bpf_now();
@@ -83,8 +79,9 @@ static void on_spin_end(struct task_struct *p)
 	struct cpu_state *c = lookup_cpu(cpu);
 	struct choice choice = {};
 
-	if (!tc || !c || tc->yielded || !is_on(MECH_RELAXED) ||
-	    !finds_sibling(tc, p->pid, cpu, &choice))
+	/* It exits again before it has left its CPU: once is enough. */
+	if (!tc || !c || tc->yielded || c->relaxed_pid == p->pid ||
+	    !is_on(MECH_RELAXED) || !finds_sibling(tc, p->pid, cpu, &choice))
 		return;
 	/* Not at once: a task that is preempted inside a BPF program may not
 	 * leave its CPU, and would keep a sibling from running there. */

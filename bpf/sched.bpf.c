@@ -193,6 +193,7 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 	u32 lane_id, queue_id;
 	struct queue *q;
 	struct group *g;
+	bool called;
 
 	if (!tc || !c)
 		return;
@@ -226,8 +227,7 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 	queue_add_waiter(queue_id, q, vtime);
 	/* A CPU may have gone idle since: see cohort_update_idle(). */
 	lane_kick_idle(lane_id);
-	if (tc->is_vcpu)
-		call_filler(g, lane_id, now);
+	called = tc->is_vcpu && call_filler(g, lane_id, now);
 
 	if (!(enq_flags & SCX_ENQ_WAKEUP)) {
 		if (tc->is_vcpu && tc->last_cpu == cpu && !tc->stopped_at_ns &&
@@ -237,6 +237,8 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 	}
 	if (is_vm(g) && c->group == tc->group && is_on(MECH_HEIR))
 		name_heir(c, p->pid, queue_id);
+	if (called)
+		return;
 	if (lends(c, tc, g, vtime, lane_id))
 		name_borrower(c, p->pid, queue_id, now);
 	else if (!preempts(tc, g, vtime, c))
@@ -344,6 +346,8 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		if (tc)
 			charge(prev, tc, c, now);
 	}
+	if (leaves_hook(c, cpu, prev, tc))
+		return;
 	if (serve_borrower(c, cpu, now))
 		return;
 	if (!tc && (serve_heir(c, cpu, now) || resume_turn(c, cpu, now)))

@@ -135,7 +135,9 @@ struct cpu_state {
 	/* The running vCPU yields in a moment, though KVM did not ask. */
 	s32 relaxed_pid;
 
-	/* A short extension of a slice. */
+	/* Short extensions of a slice. */
+	u32 leaves_hook; /* how many the running vCPU had to come to the end of a
+			    BPF program */
 	s32 grace_pid; /* the running task if it was given one, else 0 */
 
 	/* The sibling that the running vCPU, or a thread of its VM, woke last:

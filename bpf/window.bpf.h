@@ -233,43 +233,63 @@ static void serve_window(struct cpu_state *c, struct task_ctx *tc,
 						      : now - g->window_at_ns);
 }
 
-enum show {
-	SHOW_DONE,
-	SHOW_FOLLOW, /* the lane shows another VM's, of which vCPUs wait */
-	SHOW_FILL, /* of which some are about to wait again */
-};
+/* How many CPUs the window of @g, group @id, misses in @turn of those that its vCPUs
+ * could use when it began, @c, which is to choose, being none of it. Some of them may
+ * sleep since. */
+static u32 window_misses(const struct group *g, u32 id,
+			 const struct cpu_state *c, u64 turn)
+{
+	u32 cpus = window_cpus(g);
 
-/* Show the window of queue @id, of a VM, on its lane. */
-static enum show show_window(u32 id, struct queue *q, u64 turn)
+	if (window_turn(g) != turn)
+		return 0;
+	if (cpus && c->window_group == id && c->window_turn == turn)
+		cpus--;
+	return cpus < g->window_wanted ? g->window_wanted - cpus : 0;
+}
+
+/*
+ * Does @c only fill in for the VM whose window @lane shows, if group @id comes, which
+ * wants @width of the @left CPUs? That one's vCPUs are on their way, or sleep and may
+ * wake before the turn ends.
+ */
+static __always_inline bool fills_in(const struct cpu_state *c,
+				     struct lane *lane, u32 id, u64 turn,
+				     u32 left, u32 width)
+{
+	struct queue *shown = lookup_queue(window_queue(lane, turn));
+	struct group *other;
+
+	if (!shown || shown->group == id || shown->nr_waiting > 0)
+		return false;
+	other = lookup_group(shown->group);
+	return other &&
+	       (window_wants(other, turn) ||
+		window_fills(window_misses(other, shown->group, c, turn), left,
+			     width));
+}
+
+/* Show the window of queue @id, of a VM, on its lane; false if that shows another VM's
+ * already, of which vCPUs wait. */
+static bool show_window(u32 id, struct queue *q, u64 turn)
 {
 	struct lane *lane = lookup_lane(q->lane);
 	struct queue *shown;
-	struct group *other;
 	u64 window;
 
 	if (!lane)
-		return SHOW_FOLLOW;
+		return false;
 	window = lane->window;
 	shown = lookup_queue(window_queue(lane, turn));
-	if (shown && shown->group != q->group) {
-		if (shown->nr_waiting > 0)
-			return SHOW_FOLLOW;
-		other = lookup_group(shown->group);
-		if (other && window_wants(other, turn)) {
-			lane->filler = turn << WINDOW_BITS |
-				       bpf_get_smp_processor_id();
-			return SHOW_FILL;
-		}
-	}
+	if (shown && shown->group != q->group && shown->nr_waiting > 0)
+		return false;
 	return __sync_val_compare_and_swap(&lane->window, window,
-					   turn << QUEUE_BITS | id) == window
-		       ? SHOW_DONE
-		       : SHOW_FOLLOW;
+					   turn << QUEUE_BITS | id) == window;
 }
 
 /* A vCPU of @g begins to wait in lane @lane_id: the CPU that fills in for it, in the
- * VM's window, is its. */
-static void call_filler(struct group *g, u32 lane_id, u64 now)
+ * VM's window, is its. Is there one? */
+static bool call_filler(struct group *g, u32 lane_id, u64 now)
 {
 	struct lane *lane = lookup_lane(lane_id);
 	u64 filler = lane ? lane->filler : 0, turn = filler >> WINDOW_BITS;
@@ -277,8 +297,9 @@ static void call_filler(struct group *g, u32 lane_id, u64 now)
 	if (!filler || !window_wants(g, turn) ||
 	    turn != turn_for_windows(now) ||
 	    __sync_val_compare_and_swap(&lane->filler, filler, 0) != filler)
-		return;
+		return false;
 	scx_bpf_kick_cpu(filler & (WINDOW_CPUS - 1), SCX_KICK_PREEMPT);
+	return true;
 }
 
 /*
@@ -293,23 +314,27 @@ __noinline int open_window(u32 id, u32 queue_id, u64 vtime, u64 turn)
 	struct queue *q = lookup_queue(queue_id);
 	struct lane *lane = q ? lookup_lane(q->lane) : NULL;
 	u64 now = scx_bpf_now(), before;
-	u32 i, opened, left, cpus = 0;
-	enum show show;
+	u32 i, opened, left, width, cpus = 0;
 	bool partial, narrow;
 
-	if (!c || !lane || !g || !q || !is_vm(g) || g->nr_runnable < 2 ||
-	    q->group != id || g->info.cohort_rule == COHORT_NEVER)
+	if (!c || !lane || !g || !q || !is_vm(g) || q->group != id)
 		return true;
 	before = g->window;
 	if (before >> WINDOW_BITS == turn)
 		return true;
+	left = cpus_left(c, lane, turn);
+	width = window_width(g, lane);
+	narrow = left < width;
+	if (fills_in(c, lane, id, turn, left, width)) {
+		lane->filler = turn << WINDOW_BITS | bpf_get_smp_processor_id();
+		return true;
+	}
+	if (g->nr_runnable < 2 || g->info.cohort_rule == COHORT_NEVER)
+		return true;
 	g->window_bound =
 		window_bound(vtime, fair_charge(slice_ns, group_share(g, now)));
-	left = cpus_left(c, lane, turn);
-	narrow = left < window_width(g, lane);
-	show = show_window(queue_id, q, turn);
-	if (show != SHOW_DONE)
-		return show == SHOW_FILL;
+	if (!show_window(queue_id, q, turn))
+		return false;
 	partial = before && g->window_full != before >> WINDOW_BITS;
 	g->window_at_ns = now;
 	g->window_wanted = WINDOW_CPUS;

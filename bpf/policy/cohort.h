@@ -212,6 +212,18 @@ static inline u32 window_left(u32 cpus, u32 served, u32 awaited)
 }
 
 /*
+ * A window lacks @missing of the CPUs that its VM could use when it began, since some
+ * of its vCPUs sleep. Does another VM, which wants @width of the @left CPUs, only fill
+ * in for these, and give way when one of them wakes? If it cannot have all that it
+ * wants, or nothing would be left for them: an IPI, and who spins for its answer, must
+ * not wait for a neighbour's turn to end.
+ */
+static inline bool window_fills(u32 missing, u32 left, u32 width)
+{
+	return missing && (left < width || left <= missing);
+}
+
+/*
  * Packing: there are CPUs for @left vCPUs, which are too few for the @width of the
  * VM that stands first, at @key. Is the group behind it served before it, which
  * needs @next_width, stands at @next_key, and whose window costs @next_cost? Not

@@ -9,6 +9,7 @@ use anyhow::{Result, ensure};
 use cohort::bpf::intf;
 use cohort::metrics::{VmStats, percent};
 use cohort::wait::wait_for;
+use cohort_micro::Spec;
 use tempfile::NamedTempFile;
 
 use crate::Test;
@@ -29,6 +30,10 @@ pub const TESTS: &[Test] = &[
     (
         "a_wide_cohort_and_a_narrow_one_share_equally",
         wide_and_narrow,
+    ),
+    (
+        "a_vcpu_that_halts_in_its_vms_window_finds_its_cpu_again",
+        halts_in_windows,
     ),
     ("exceptions_make_a_vm_a_cohort_always_or_never", exceptions),
     (
@@ -66,6 +71,8 @@ const STACKED_PCT: f64 = 10.0;
 const CUT: f64 = 0.05;
 /// The same on four CPUs, which two of the machine's emulate: they come to the end of a turn later than each other.
 const CUT_ON_FOUR: f64 = 0.2;
+/// Of the windows of VMs whose vCPUs halt in the middle, those that others had left too few CPUs for.
+const NARROW: f64 = 0.1;
 /// Of the observer's histograms.
 const BUCKETS: usize = intf::cohort_limits_NR_BUCKETS as usize;
 
@@ -128,6 +135,40 @@ fn open_for_all(guests: &[Guest], wait: &[bool], most: f64) -> Result<()> {
         "in {cut} of {all} windows not all vCPUs ran"
     );
     Ok(())
+}
+
+/// Three VMs, in each of which one vCPU waits for the other, which halts after each answer: whoever has its CPU meanwhile
+/// gives it back, instead of a window of its own in the rest of the turn.
+fn halts_in_windows() -> Result<()> {
+    let answering = |name| -> Result<Guest> {
+        let spec = Spec::new(name)
+            .vcpu("loop: compute 200us; ipi 1 0x41; wait-answer")
+            .vcpu("loop: halt; compute 100us");
+        Guest::start(&spec.pause_window("20us".parse()?))
+    };
+    let guests = [answering("one")?, answering("two")?, answering("three")?];
+    let cohort = start_cohort()?;
+    let (shares, _) = shares(&[&guests[0], &guests[1], &guests[2]], WINDOW)?;
+    let vms = guests
+        .iter()
+        .map(|guest| vm_stats(guest.micro.pid() as u32))
+        .collect::<Result<Vec<_>>>()?;
+    stop_cohort(cohort)?;
+    for vm in &vms {
+        print(&vm.name, vm);
+        println!(
+            "    {} of them narrow; IPIs {}, to a vCPU that waited for a CPU {}",
+            vm.windows_narrow, vm.ipis, vm.ipis_to_ready
+        );
+        ensure!(vm.windows > 100, "it had only {} windows", vm.windows);
+        ensure!(
+            vm.windows_narrow as f64 <= NARROW * vm.windows as f64,
+            "{} of {} windows had too few CPUs",
+            vm.windows_narrow,
+            vm.windows
+        );
+    }
+    assert_ratio(&shares, &[1.0; 3], 0.02)
 }
 
 fn windows_are_fair() -> Result<()> {

@@ -258,6 +258,19 @@ impl Packed {
 }
 
 #[test]
+fn who_may_have_to_give_a_cpu_back_fills_in() {
+    let fills = |missing, left, width| unsafe { window_fills(missing, left, width) };
+    // Two CPUs; a vCPU of the window's sleeps.
+    assert!(fills(1, 1, 1) && fills(1, 1, 2));
+    // Four, of which its VM wanted three: one is left for others for good.
+    assert!(!fills(1, 2, 1) && !fills(1, 2, 2) && fills(1, 2, 3));
+    // Two of its three sleep.
+    assert!(!fills(2, 3, 1) && !fills(2, 3, 3) && fills(2, 2, 2));
+    // It has all that it wanted.
+    assert!(!fills(0, 1, 1) && !fills(0, 1, 2));
+}
+
+#[test]
 fn two_vms_of_two_share_a_turn_of_four_cpus_though_one_of_three_comes_before_the_second() {
     let windows = |packing: bool| {
         let mut domain = Packed::new(4, &[3, 3, 2, 2], packing);
