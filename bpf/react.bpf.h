@@ -86,7 +86,8 @@ static void on_spin_end(struct task_struct *p)
 	/* Not at once: a task that is preempted inside a BPF program may not
 	 * leave its CPU, and would keep a sibling from running there. */
 	c->relaxed_pid = p->pid;
-	set_alarm(cpu, LEAVE_HOOK_NS);
+	if (!set_alarm(cpu, LEAVE_HOOK_NS))
+		c->relaxed_pid = 0;
 }
 
 #endif /* COHORT_REACT_BPF_H */

@@ -270,19 +270,24 @@ static __always_inline bool fills_in(const struct cpu_state *c,
 }
 
 /* Show the window of queue @id, of a VM, on its lane; false if that shows another VM's
- * already, of which vCPUs wait. */
+ * already, of which vCPUs wait or are about to. */
 static bool show_window(u32 id, struct queue *q, u64 turn)
 {
 	struct lane *lane = lookup_lane(q->lane);
 	struct queue *shown;
+	struct group *other;
 	u64 window;
 
 	if (!lane)
 		return false;
 	window = lane->window;
 	shown = lookup_queue(window_queue(lane, turn));
-	if (shown && shown->group != q->group && shown->nr_waiting > 0)
-		return false;
+	if (shown && shown->group != q->group) {
+		other = lookup_group(shown->group);
+		if (shown->nr_waiting > 0 ||
+		    (other && window_wants(other, turn)))
+			return false;
+	}
 	return __sync_val_compare_and_swap(&lane->window, window,
 					   turn << QUEUE_BITS | id) == window;
 }
