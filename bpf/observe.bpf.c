@@ -45,7 +45,7 @@ struct observed {
 	bool preempted; /* and not run since, by a taker: */
 	u32 taker_kind; /* enum taker_kind */
 	u64 taker_id;
-	bool spin_timed; /* KVM does so, in an exit whose time is taken, */
+	bool spin_timed; /* KVM looks, in an exit whose time is taken, */
 	u64 spins_since_ns; /* and it has had its CPU since then */
 };
 

@@ -248,6 +248,15 @@ static u32 window_misses(const struct group *g, u32 id,
 	return cpus < g->window_wanted ? g->window_wanted - cpus : 0;
 }
 
+/* The queue of the VM whose window, in @turn, @lane shows, if that is another one than
+ * group @id; else NULL. */
+static struct queue *others_window(struct lane *lane, u32 id, u64 turn)
+{
+	struct queue *shown = lookup_queue(window_queue(lane, turn));
+
+	return shown && shown->group != id ? shown : NULL;
+}
+
 /*
  * Does @c only fill in for the VM whose window @lane shows, if group @id comes, which
  * wants @width of the @left CPUs? That one's vCPUs are on their way, or sleep and may
@@ -257,10 +266,10 @@ static __always_inline bool fills_in(const struct cpu_state *c,
 				     struct lane *lane, u32 id, u64 turn,
 				     u32 left, u32 width)
 {
-	struct queue *shown = lookup_queue(window_queue(lane, turn));
+	struct queue *shown = others_window(lane, id, turn);
 	struct group *other;
 
-	if (!shown || shown->group == id || shown->nr_waiting > 0)
+	if (!shown || shown->nr_waiting > 0)
 		return false;
 	other = lookup_group(shown->group);
 	return other &&
@@ -281,8 +290,8 @@ static bool show_window(u32 id, struct queue *q, u64 turn)
 	if (!lane)
 		return false;
 	window = lane->window;
-	shown = lookup_queue(window_queue(lane, turn));
-	if (shown && shown->group != q->group) {
+	shown = others_window(lane, q->group, turn);
+	if (shown) {
 		other = lookup_group(shown->group);
 		if (shown->nr_waiting > 0 ||
 		    (other && window_wants(other, turn)))

@@ -189,8 +189,8 @@ fn wakes_often() -> Result<()> {
     let _others = [Guest::start(&locked("lock", 2)?)?, Guest::busy("busy", 2)?];
     let _build = HostLoad::start("build", &[0, 0], &lab()?.guest_cpus)?;
     let [stock, cohort] = compare()?;
-    let stock = Waits::of("stock", vcpus_of(&stock, &latency)?)?.longest_us;
-    let cohort = Waits::of("cohort", vcpus_of(&cohort, &latency)?)?.longest_us;
+    let stock = longest_waits_us("stock", vcpus_of(&stock, &latency)?)?;
+    let cohort = longest_waits_us("cohort", vcpus_of(&cohort, &latency)?)?;
     ensure!(
         cohort <= stock + 1024,
         "its longest hundredth of waits reaches {cohort} us, under the stock scheduler {stock} us"
@@ -214,42 +214,33 @@ fn wakes_beside_a_busy_sibling() -> Result<()> {
     assert_ratio(&shares, &[1.0; 3], 0.02)?;
     let without = watch_cohort(&["--off", "wake"])?;
     let vcpu = |view| vcpu_of(view, &guests[0], 0);
-    let without = Waits::of("without loans", vcpu(&without)?)?;
-    let stock = Waits::of("stock", vcpu(&stock)?)?;
-    let cohort = Waits::of("cohort", vcpu(&cohort)?)?;
+    let without = longest_waits_us("without loans", vcpu(&without)?)?;
+    let stock = longest_waits_us("stock", vcpu(&stock)?)?;
+    let cohort = longest_waits_us("cohort", vcpu(&cohort)?)?;
     // Stock's longest hundredth is under 4096 or 8192 us, by luck.
     ensure!(
-        4 * cohort.longest_us <= without.longest_us && cohort.longest_us <= 2 * stock.longest_us,
+        4 * cohort <= without && cohort <= 2 * stock,
         "it waits too long"
     );
     Ok(())
 }
 
-/// How long a vCPU waits for a CPU, us: upper bounds, powers of two.
-struct Waits {
-    /// All but the longest hundredth.
-    longest_us: u64,
-}
-
-impl Waits {
-    fn of(scheduler: &str, vcpu: &VcpuView) -> Result<Self> {
-        let quantile = |quantile| quantile_us(&vcpu.ready_us, quantile).unwrap_or(0);
-        println!(
-            "    {scheduler}: wake-ups {}; it waited for less than {} us (p50), {} us (p99), {} us (max)",
-            vcpu.wakeups,
-            quantile(0.5),
-            quantile(0.99),
-            quantile(1.0)
-        );
-        ensure!(
-            vcpu.wakeups > 300,
-            "it woke only {} times: nothing is proven",
-            vcpu.wakeups
-        );
-        Ok(Self {
-            longest_us: quantile(0.99),
-        })
-    }
+/// What all but the longest hundredth of a vCPU's waits for a CPU stay below, us: a power of two.
+fn longest_waits_us(scheduler: &str, vcpu: &VcpuView) -> Result<u64> {
+    let quantile = |quantile| quantile_us(&vcpu.ready_us, quantile).unwrap_or(0);
+    println!(
+        "    {scheduler}: wake-ups {}; it waited for less than {} us (p50), {} us (p99), {} us (max)",
+        vcpu.wakeups,
+        quantile(0.5),
+        quantile(0.99),
+        quantile(1.0)
+    );
+    ensure!(
+        vcpu.wakeups > 300,
+        "it woke only {} times: nothing is proven",
+        vcpu.wakeups
+    );
+    Ok(quantile(0.99))
 }
 
 /// Two threads that wake each other all the time, in a guest of four vCPUs with KVM's paravirtual help, beside two busy VMs:

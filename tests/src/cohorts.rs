@@ -84,6 +84,11 @@ fn print(name: &str, vm: &VmStats) {
     );
 }
 
+fn stats_of(guests: &[Guest]) -> Result<Vec<VmStats>> {
+    let stats = |guest: &Guest| vm_stats(guest.micro.pid() as u32);
+    guests.iter().map(stats).collect()
+}
+
 fn windows_open() -> Result<()> {
     let guests = [
         Guest::start(&locked("pair0", 2)?)?,
@@ -98,10 +103,7 @@ fn windows_open() -> Result<()> {
 fn open_for_all(guests: &[Guest], wait: &[bool], most: f64) -> Result<()> {
     let cohort = start_cohort()?;
     sleep(WINDOW);
-    let vms = guests
-        .iter()
-        .map(|guest| vm_stats(guest.micro.pid() as u32))
-        .collect::<Result<Vec<_>>>()?;
+    let vms = stats_of(guests)?;
     stop_cohort(cohort)?;
     for (vm, waits) in vms.iter().zip(wait) {
         print(&vm.name, vm);
@@ -150,10 +152,7 @@ fn halts_in_windows() -> Result<()> {
     let guests = [answering("one")?, answering("two")?, answering("three")?];
     let cohort = start_cohort()?;
     let (shares, _) = shares(&[&guests[0], &guests[1], &guests[2]], WINDOW)?;
-    let vms = guests
-        .iter()
-        .map(|guest| vm_stats(guest.micro.pid() as u32))
-        .collect::<Result<Vec<_>>>()?;
+    let vms = stats_of(&guests)?;
     stop_cohort(cohort)?;
     for vm in &vms {
         print(&vm.name, vm);

@@ -145,30 +145,31 @@ fn cpu_hotplug() -> Result<()> {
     stop_cohort(cohort)
 }
 
+/// Ten VMs come, and go when all are there. At once: what takes long is KVM's waiting, each time one comes or goes.
+fn ten_come_and_go(round: usize) -> Result<()> {
+    let all_started = Barrier::new(10);
+    let comes_and_goes = |number| -> Result<()> {
+        let guest = Guest::start(&passing(&format!("churn{round}-{number}"), number));
+        all_started.wait();
+        guest.map(drop)
+    };
+    scope(|scope| {
+        let threads: Vec<_> = (0..10)
+            .map(|number| scope.spawn(move || comes_and_goes(number)))
+            .collect();
+        threads
+            .into_iter()
+            .try_for_each(|thread| thread.join().unwrap_or_else(|panic| resume_unwind(panic)))
+    })
+}
+
 fn vm_churn() -> Result<()> {
     let _still = StillVm::create()?;
     let beside = Guest::busy("beside", 2)?;
     let cohort = start_cohort()?;
     let come_and_go = |rounds: std::ops::Range<usize>| -> Result<HostStats> {
         for round in rounds {
-            // All at once: what takes long is KVM's waiting, each time one comes or goes.
-            let all_started = Barrier::new(10);
-            let come_and_go = |i| -> Result<()> {
-                let guest = Guest::start(&passing(&format!("churn{round}-{i}"), i));
-                all_started.wait();
-                guest.map(drop)
-            };
-            scope(|scope| {
-                let threads: Vec<_> = (0..10)
-                    .map(|i| scope.spawn(move || come_and_go(i)))
-                    .collect();
-                threads
-                    .into_iter()
-                    .try_for_each(|thread| match thread.join() {
-                        Ok(result) => result,
-                        Err(panic) => resume_unwind(panic),
-                    })
-            })?;
+            ten_come_and_go(round)?;
         }
         cohort_stats()
     };
