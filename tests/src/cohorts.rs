@@ -2,7 +2,8 @@
 //! Cohorts: the vCPUs of VMs whose vCPUs wait for each other run in the same turns, and nobody pays for that.
 
 use std::io::Write;
-use std::thread::sleep;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, ensure};
@@ -14,8 +15,8 @@ use tempfile::NamedTempFile;
 
 use crate::Test;
 use crate::host::{
-    Guest, PATIENCE, assert_ratio, best_of_three, lab, locked, schedstat_ns, shares, shares_in,
-    start_cohort, start_cohort_with, stop_cohort, vcpus_of, vm_stats, watch,
+    Guest, PATIENCE, assert_ratio, best_of_three, lab, locked, schedstat_ns, set, shares,
+    shares_in, start_cohort, start_cohort_with, stop_cohort, vcpus_of, vm_stats, watch,
 };
 
 pub const TESTS: &[Test] = &[
@@ -26,6 +27,10 @@ pub const TESTS: &[Test] = &[
     (
         "windows_of_two_cohorts_and_a_busy_vm_leave_everybody_a_third",
         windows_are_fair,
+    ),
+    (
+        "cohorts_switched_each_100_ms_disturb_nobody_and_off_is_off",
+        switched_often,
     ),
     (
         "a_wide_cohort_and_a_narrow_one_share_equally",
@@ -183,6 +188,55 @@ fn windows_are_fair() -> Result<()> {
     stop_cohort(cohort)?;
     println!("    shares {shares:.4?}");
     assert_ratio(&shares, &[1.0, 1.0, 1.0], 0.02)
+}
+
+fn switched_often() -> Result<()> {
+    let guests = [
+        Guest::start(&locked("pair0", 2)?)?,
+        Guest::start(&locked("pair1", 2)?)?,
+        Guest::busy("calm", 2)?,
+    ];
+    let cohort = start_cohort()?;
+    sleep(Duration::from_secs(1));
+    let over = AtomicBool::new(false);
+    let switch_until_over = || -> Result<u32> {
+        let mut times = 0;
+        while !over.load(Ordering::Relaxed) {
+            for state in ["cohorts=off", "cohorts=on"] {
+                set(&[state])?;
+                sleep(Duration::from_millis(100));
+                times += 1;
+            }
+        }
+        Ok(times)
+    };
+    let (shares, times) = thread::scope(|scope| {
+        let switching = scope.spawn(switch_until_over);
+        let shares = shares(&[&guests[0], &guests[1], &guests[2]], WINDOW);
+        over.store(true, Ordering::Relaxed);
+        (shares, switching.join().expect("it does not panic"))
+    });
+    let ((shares, _), times) = (shares?, times?);
+    let windows_in_a_second = || -> Result<u64> {
+        let windows = || -> Result<u64> { Ok(vm_stats(guests[0].micro.pid() as u32)?.windows) };
+        let before = windows()?;
+        sleep(Duration::from_secs(1));
+        Ok(windows()? - before)
+    };
+    let on = windows_in_a_second()?;
+    set(&["cohorts=off"])?;
+    let off = windows_in_a_second()?;
+    stop_cohort(cohort)?;
+    println!(
+        "    switched {times} times: shares {shares:.4?}; windows in a second: on {on}, off {off}"
+    );
+    assert_ratio(&shares, &[1.0, 1.0, 1.0], 0.02)?;
+    ensure!(times >= 10, "it was switched {times} times only");
+    ensure!(
+        on > 20 && off <= 1,
+        "a VM had {on} windows in a second with cohorts on, {off} with cohorts off"
+    );
+    Ok(())
 }
 
 /// Four vCPUs on two CPUs against two: the classic fault of gangs is that one of the two starves.

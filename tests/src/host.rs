@@ -2,6 +2,7 @@
 //! What the tests share: Cohort running under the harness's eyes, guests in cgroups of their own, and the CPU time that
 //! each of them got.
 
+use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -14,7 +15,7 @@ use anyhow::{Context, Result, bail, ensure};
 use cohort::compare::notify::Notifications;
 use cohort::compare::scheduler::{self, RunningScheduler, Scheduler};
 use cohort::exit::Exit;
-use cohort::metrics::{HostStats, VmStats};
+use cohort::metrics::{HostStats, MechanismStats, VmStats};
 use cohort::view::{HostView, VcpuView, VmView};
 use cohort::wait::wait_for;
 use cohort_lab::inside::cgroup::Cgroup;
@@ -294,6 +295,11 @@ pub fn cohort_stats() -> Result<HostStats> {
 pub fn watch(seconds: u32) -> Result<HostView> {
     let seconds = seconds.to_string();
     cohort_json(&["watch", "--count", "1", "--interval-s", &seconds])
+}
+
+/// Makes these switches; the mechanisms after that, since load.
+pub fn set(switches: &[&str]) -> Result<BTreeMap<String, MechanismStats>> {
+    cohort_json(&[&["set"], switches].concat())
 }
 
 /// All vCPUs of `guest` in `view`.

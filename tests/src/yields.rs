@@ -2,7 +2,6 @@
 //! Directed yields. The spinning guests take a ticket lock in guest kernel mode and issue one PAUSE per window, as a
 //! spin loop does that hardware sees (docs/lab.md), so each exit is one that a real host would have.
 
-use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 use std::thread::sleep;
@@ -10,13 +9,13 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use cohort::compare::scheduler::Scheduler;
-use cohort::metrics::{MechanismStats, VmStats};
+use cohort::metrics::VmStats;
 use cohort_lab::inside::windows::LOGS;
 use cohort_micro::Spec;
 
 use crate::Test;
 use crate::host::{
-    Guest, assert_ratio, busy, cohort_json, cohort_stats, lab, locked, shares, start_cohort,
+    Guest, assert_ratio, busy, cohort_stats, lab, locked, set, shares, start_cohort,
     start_cohort_with, stop_cohort, vm_stats, vm_stats_with, watch,
 };
 
@@ -230,11 +229,6 @@ fn counts_start_at_zero() -> Result<()> {
     );
     drop(guest);
     stop_cohort(cohort)
-}
-
-/// Makes these switches; the mechanisms after that, since load.
-fn set(switches: &[&str]) -> Result<BTreeMap<String, MechanismStats>> {
-    cohort_json(&[&["set"], switches].concat())
 }
 
 fn switches() -> Result<()> {
