@@ -188,10 +188,10 @@ struct vcpu_counters {
 	u64 yields_not_ready; /* of the others: the sibling ran or slept */
 	u64 yields_refused; /* of the others: the scheduler declined */
 	u64 ipis; /* fixed IPIs from it to one sibling */
-	u64 ipis_answered; /* fixed IPIs to it whose end was seen */
-	u64 ipi_to_run[NR_BUCKETS]; /* IPIs to it while it was ready, and those
-				       that it had not answered when it lost its
-				       CPU, until it ran; buckets as above */
+	u64 ipi_to_run[NR_BUCKETS]; /* IPIs to it while it was ready, those that
+				       woke it, and those that it had not
+				       answered when it lost its CPU, until it
+				       ran; buckets as above */
 	u64 ipi_to_run_ns; /* the sum of these times */
 	u64 longest_ipi_ns; /* the longest of them */
 };

@@ -35,12 +35,6 @@ struct task_struct___kvm {
 	struct hlist_head preempt_notifiers;
 } __attribute__((preserve_access_index));
 
-struct kvm_lapic___kvm {
-	struct kvm_vcpu___kvm *vcpu;
-	bool apicv_active;
-	bool irr_pending;
-} __attribute__((preserve_access_index));
-
 struct kvm_vcpu_arch___kvm {
 	struct kvm_lapic___kvm *apic;
 	bool preempted_in_kernel;
@@ -56,12 +50,21 @@ struct kvm_vcpu_stat___kvm {
 	struct kvm_vcpu_stat_generic___kvm generic;
 } __attribute__((preserve_access_index));
 
+struct kvm_arch___kvm {
+	struct kvm_apic_map___kvm *apic_map;
+} __attribute__((preserve_access_index));
+
+struct kvm___kvm {
+	struct kvm_arch___kvm arch;
+} __attribute__((preserve_access_index));
+
 struct kvm_vcpu___kvm {
-	void *kvm;
+	struct kvm___kvm *kvm;
 	int vcpu_id;
 	struct preempt_notifier___kvm preempt_notifier;
 	struct pid *pid;
 	bool wants_to_run;
+	bool ready; /* it waits for a CPU */
 	struct kvm_vcpu_arch___kvm arch;
 	struct kvm_vcpu_stat___kvm stat;
 } __attribute__((preserve_access_index));
@@ -81,21 +84,18 @@ struct vcpu_svm___kvm {
 } __attribute__((preserve_access_index));
 
 /*
- * @field of the structure of KVM's at @ptr, at which anything may be; 0 where there
- * is nothing. It is a load, where bpf_probe_read_kernel() would be a call of some 60
+ * What is at @ptr, an address of KVM's at which anything may be; 0 where there is
+ * nothing. It is a load, where bpf_probe_read_kernel() would be a call of some 60
  * instructions. The verifier knows no structure of a module, and takes any of the
  * kernel's own for it whose first field is as wide as the widest that is read.
  */
-#define kvm_read(ptr, field)                                         \
-	(*(typeof((ptr)->field) *)bpf_core_cast(                     \
-		(void *)(ptr) + bpf_core_field_offset((ptr)->field), \
-		struct rb_node))
+#define kvm_at(ptr) \
+	(*(typeof(*(ptr)) *)bpf_core_cast((void *)(ptr), struct rb_node))
 
-/* The same of what is no field. */
-static inline int kvm_read_int(int *ptr)
-{
-	return *(int *)bpf_core_cast((void *)ptr, struct rb_node);
-}
+/* @field of the structure at @ptr. */
+#define kvm_read(ptr, field)                            \
+	kvm_at((typeof((ptr)->field) *)((void *)(ptr) + \
+					bpf_core_field_offset((ptr)->field)))
 
 /* The vCPU whose preempt notifier begins with @link. */
 static inline struct kvm_vcpu___kvm *vcpu_around(struct hlist_node *link)
@@ -157,27 +157,6 @@ static inline s32 thread_of_vcpu(struct kvm_vcpu___kvm *vcpu)
 	struct pid *pid = kvm_read(vcpu, pid);
 
 	return pid ? bpf_core_cast(pid, struct pid)->numbers[0].nr : 0;
-}
-
-static inline struct kvm_vcpu___kvm *vcpu_of_apic(void *apic)
-{
-	struct kvm_lapic___kvm *lapic = apic;
-
-	return bpf_core_field_exists(lapic->vcpu) ? kvm_read(lapic, vcpu)
-						  : NULL;
-}
-
-/* Does an interrupt wait for @vcpu, which is not running? Where the hardware
- * delivers interrupts, nobody can tell. */
-static inline bool has_pending_interrupt(struct kvm_vcpu___kvm *vcpu)
-{
-	struct kvm_lapic___kvm *apic = NULL;
-
-	if (!vcpu || !bpf_core_field_exists(apic->irr_pending))
-		return false;
-	apic = kvm_read(vcpu, arch.apic);
-	return apic && !kvm_read(apic, apicv_active) &&
-	       kvm_read(apic, irr_pending);
 }
 
 /* Was @vcpu, which is not running, in guest kernel mode? */

@@ -10,8 +10,8 @@
 #include "intf.h"
 #include "policy/ipi.h"
 #include "kvm.bpf.h"
+#include "apic.bpf.h"
 #include "histogram.bpf.h"
-#include "signals.bpf.h"
 
 char _license[] SEC("license") = "GPL";
 
@@ -33,10 +33,11 @@ struct task_struct___cap {
 extern const void ext_sched_class __ksym __weak;
 
 /* What is kept with a vCPU's thread, and goes when that does. Written in the
- * thread itself or under its rq's lock, but for signals. */
+ * thread itself or under its rq's lock, but for ipi_waits_ns. */
 struct observed {
-	struct signals signals; /* first, see observed_of() */
 	struct vcpu_counters counters; /* kvm 0: it has run no vCPU yet */
+	u64 ipi_waits_ns; /* since when an IPI waits for it to run, 0: none; by
+			     senders too */
 	u32 vm; /* its process's slot */
 	u64 vcpu; /* address of the vCPU it was last seen to run, never read
 		     without asking whether it still does */
@@ -73,8 +74,14 @@ struct {
 } slots SEC(".maps");
 
 u32 last_slot; /* given to a process; atomic */
-/* vCPUs of a process that are on a CPU, by slot; atomic. */
-s32 nr_running[VM_SLOTS];
+
+/* What is known of the VMs of a process. Atomic, as all its vCPUs write. */
+struct vm {
+	s32 nr_running; /* of its vCPUs are on a CPU */
+	u32 ipi_vectors[APIC_WORDS]; /* that they send each other, a bit each */
+};
+
+struct vm vms[VM_SLOTS]; /* by slot */
 
 struct {
 	__uint(type, BPF_MAP_TYPE_LRU_HASH);
@@ -126,9 +133,9 @@ static u32 slot_of(struct task_struct *p)
 	return *slot;
 }
 
-static s32 *running_siblings(struct observed *o)
+static struct vm *vm_of(struct observed *o)
 {
-	return &nr_running[o->vm & (VM_SLOTS - 1)];
+	return &vms[o->vm & (VM_SLOTS - 1)];
 }
 
 static struct cpu_state *this_cpu(void)
@@ -140,41 +147,24 @@ static struct cpu_state *this_cpu(void)
 
 /* ---- what observe.bpf.h leaves open ---- */
 
-static u64 clock_ns(void)
+static void on_ipi(struct task_struct *p, struct kvm_vcpu___kvm *vcpu,
+		   u32 vector)
 {
-	return bpf_ktime_get_ns();
-}
+	struct observed *sender = lookup(p), *receiver;
+	u32 *word, bit = 1U << vector % 32;
 
-static struct signals *signals_of(struct task_struct *p)
-{
-	struct observed *o = lookup(p);
-
-	return o ? &o->signals : NULL;
-}
-
-static struct observed *observed_of(struct signals *signals)
-{
-	return (struct observed *)signals;
-}
-
-static void on_ipi(struct signals *sender, s32 from, s32 to)
-{
-	struct vcpu_counters *v = &observed_of(sender)->counters;
-	struct observed *receiver = lookup_thread(to);
-	u64 now = clock_ns();
-
-	if (!receiver || receiver->counters.kvm != v->kvm)
+	if (!sender)
 		return;
-	open_ipi(sender, from, &receiver->signals, to, now);
-	if (receiver->counters.phase == PHASE_READY)
-		ipi_waits(&receiver->signals, now);
-	v->ipis++;
-}
-
-static void on_answer(struct task_struct *p, struct signals *receiver,
-		      u64 took_ns)
-{
-	observed_of(receiver)->counters.ipis_answered++;
+	sender->counters.ipis++;
+	word = &vm_of(sender)->ipi_vectors[vector / 32 % APIC_WORDS];
+	if (!(*word & bit))
+		__sync_fetch_and_or(word, bit);
+	/* Most receivers run, or halt: the IPI wakes them. */
+	if (bpf_core_field_exists(vcpu->ready) && !kvm_read(vcpu, ready))
+		return;
+	receiver = lookup_thread(thread_of_vcpu(vcpu));
+	if (receiver && receiver->counters.phase == PHASE_READY)
+		wait_begins(&receiver->ipi_waits_ns, bpf_ktime_get_ns());
 }
 
 /* Time on a CPU in a search that is interrupted or ends, if it is taken. */
@@ -195,7 +185,7 @@ static void on_spin(struct task_struct *p, bool in_kernel)
 	if (o->counters.spin_exits++ % SPIN_SAMPLE)
 		return;
 	o->spin_timed = true;
-	o->spins_since_ns = clock_ns();
+	o->spins_since_ns = bpf_ktime_get_ns();
 }
 
 static void on_spin_end(struct task_struct *p)
@@ -204,7 +194,7 @@ static void on_spin_end(struct task_struct *p)
 
 	if (!o || !o->spin_timed)
 		return;
-	add_spin_time(o, clock_ns());
+	add_spin_time(o, bpf_ktime_get_ns());
 	o->spin_timed = false;
 }
 
@@ -270,7 +260,7 @@ static void begin(struct task_struct *p, struct observed *o,
 	struct vcpu_counters *v = &o->counters;
 
 	if (v->phase == PHASE_RUNS)
-		__sync_fetch_and_sub(running_siblings(o), 1);
+		__sync_fetch_and_sub(&vm_of(o)->nr_running, 1);
 	__builtin_memset(v, 0, sizeof(*v));
 	v->kvm = (u64)kvm_read(vcpu, kvm);
 	v->tgid = p->tgid;
@@ -325,6 +315,15 @@ static struct kvm_vcpu___kvm *vcpu_now(struct task_struct *p,
 	return (u64)vcpu == o->vcpu ? vcpu : NULL;
 }
 
+/* @p, with @o, waits for a CPU from @now on: so does, now or again, an IPI that its
+ * vCPU got and has not ended. Whether an interrupt is one, its vector tells. */
+static void note_unanswered_ipi(struct task_struct *p, struct observed *o,
+				u64 now)
+{
+	if (has_interrupt(vcpu_now(p, o), vm_of(o)->ipi_vectors))
+		wait_begins(&o->ipi_waits_ns, now);
+}
+
 /* @p leaves its CPU to @next, whose observed is @taker, if any; @task_state is 0
  * if it did not want to. */
 static void stops(struct task_struct *p, struct observed *o,
@@ -339,7 +338,7 @@ static void stops(struct task_struct *p, struct observed *o,
 	c->tgid = v->tgid;
 	c->ran_ns = v->phase == PHASE_RUNS ? now - v->since_ns : 0;
 	if (v->phase == PHASE_RUNS)
-		__sync_fetch_and_sub(running_siblings(o), 1);
+		__sync_fetch_and_sub(&vm_of(o)->nr_running, 1);
 	end_phase(v, now);
 	add_spin_time(o, now);
 	o->successor = next->pid;
@@ -352,9 +351,8 @@ static void stops(struct task_struct *p, struct observed *o,
 	}
 	v->phase = is_throttled(p) ? PHASE_LIMITED : PHASE_READY;
 	o->preempted = v->phase == PHASE_READY;
-	/* An IPI that it has not answered waits now, or again. */
-	if (o->preempted && has_open_ipi(&o->signals, now, IPI_WINDOW_MOST_NS))
-		ipi_waits(&o->signals, now);
+	if (o->preempted)
+		note_unanswered_ipi(p, o, now);
 	note_taker(o, next, taker);
 }
 
@@ -370,7 +368,7 @@ static void runs(struct task_struct *p, struct observed *o, struct cpu_state *c,
 	end_phase(v, now);
 	v->phase = PHASE_RUNS;
 	o->spins_since_ns = now;
-	ipi_ns = answer_begins(&o->signals, v->ipi_to_run, now);
+	ipi_ns = wait_ends(&o->ipi_waits_ns, v->ipi_to_run, now);
 	v->ipi_to_run_ns += ipi_ns;
 	if (ipi_ns > v->longest_ipi_ns)
 		v->longest_ipi_ns = ipi_ns;
@@ -395,9 +393,9 @@ static void runs(struct task_struct *p, struct observed *o, struct cpu_state *c,
 	}
 	o->preempted = false;
 	if (waited && c->kvm == v->kvm && c->tgid == v->tgid &&
-	    c->pid != p->pid && *running_siblings(o) < p->nr_cpus_allowed)
+	    c->pid != p->pid && vm_of(o)->nr_running < p->nr_cpus_allowed)
 		v->stacked_ns += c->ran_ns < waited_ns ? c->ran_ns : waited_ns;
-	__sync_fetch_and_add(running_siblings(o), 1);
+	__sync_fetch_and_add(&vm_of(o)->nr_running, 1);
 }
 
 SEC("tp_btf/sched_switch")
@@ -406,7 +404,7 @@ int BPF_PROG(switches, bool preempt, struct task_struct *prev,
 {
 	struct cpu_state *c = this_cpu();
 	struct observed *stopped, *started;
-	u64 now = clock_ns();
+	u64 now = bpf_ktime_get_ns();
 
 	if (!c)
 		return 0;
@@ -426,15 +424,18 @@ int BPF_PROG(wakes, struct task_struct *p)
 {
 	struct observed *o = lookup(p);
 	struct vcpu_counters *v;
+	u64 now;
 
 	if (!o)
 		return 0;
 	v = &o->counters;
 	if (v->phase != PHASE_HALTED && v->phase != PHASE_AWAY)
 		return 0;
-	end_phase(v, clock_ns());
+	now = bpf_ktime_get_ns();
+	end_phase(v, now);
 	v->phase = PHASE_READY;
 	v->wakeups++;
+	note_unanswered_ipi(p, o, now);
 	return 0;
 }
 
@@ -487,7 +488,7 @@ int read_vcpus(struct bpf_iter__task *ctx)
 	if (vcpu)
 		v->poll_ns = kvm_read(vcpu, stat.generic.halt_poll_success_ns) +
 			     kvm_read(vcpu, stat.generic.halt_poll_fail_ns);
-	v->read_ns = clock_ns();
+	v->read_ns = bpf_ktime_get_ns();
 	bpf_seq_write(ctx->meta->seq, v, sizeof(*v));
 	return 0;
 }

@@ -28,6 +28,7 @@
 #include "policy/target.h"
 #include "policy/wake.h"
 #include "kvm.bpf.h"
+#include "apic.bpf.h"
 #include "histogram.bpf.h"
 #include "signals.bpf.h"
 #include "state.bpf.h"
@@ -219,6 +220,8 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 		scx_bpf_dsq_insert(p, SCX_DSQ_GLOBAL, slice_ns, enq_flags);
 		return;
 	}
+	if (enq_flags & SCX_ENQ_WAKEUP)
+		note_woken_by_ipi(tc, g, now);
 	vtime = settle_vtime(g, c, enq_flags & SCX_ENQ_WAKEUP, now);
 	scx_bpf_dsq_insert_vtime(p, queue_id, slice_ns, task_key(tc, g),
 				 enq_flags);
@@ -570,7 +573,8 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 	if (!g)
 		return;
 	account_wait(p, tc, g, c, cpu, now);
-	answer_begins(&tc->signals, g->info.stats.ipi_to_run, now);
+	wait_ends(&tc->signals.ipi_waits_ns, g->info.stats.ipi_to_run, now);
+	forget_unseen_ipis(tc);
 	tc->run_at_ns = now;
 	tc->charged_ns = p->se.sum_exec_runtime;
 	tc->charged_at_ns = now;

@@ -225,7 +225,7 @@ impl Column {
                 "IPIp50us",
                 "ipi_to_run",
                 "from an IPI to a waiting vCPU until it ran, median: less than so many us",
-                "from the delivery of a fixed IPI to one vCPU that waits for a CPU (or from when that loses it, the IPI unanswered) until it runs; by powers of two",
+                "from the sending of a fixed IPI to one vCPU that waits for a CPU (or from when that loses it, the IPI unanswered, or wakes by it) until it runs; by powers of two",
                 "above 1,000",
             ),
             Column::IpiTail => about(
@@ -381,7 +381,9 @@ mod tests {
 The suite `observe` of the tests holds these numbers against what the kernel, KVM and guests count for themselves, none of
 which the observer reads: running and halted time against a guest's own clock, running time against /proc/PID/schedstat and
 cpu.stat, ready and limited time together against the kernel's run_delay, the time from an IPI until its receiver runs
-against the guests' stamps (each within 2 %, cpu.stat within 1 %), spin exits and who took CPUs against tracepoints (equal).
+against the guests' stamps (each within 2 %, cpu.stat within 1 %), spin exits and who took CPUs against tracepoints (equal, but
+for spin exits for which the kernel skips the program that counts them, as it preempted another thread in the middle of it: at most
+one in a thousand, and the kernel counts those).
 ";
 
     /// The page of docs/ about all columns.

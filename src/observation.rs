@@ -284,7 +284,7 @@ struct Gain {
 }
 
 impl Gain {
-    const COUNTERS: usize = 16;
+    const COUNTERS: usize = 15;
 
     /// Since the observer knows it, up to the reading: the phase that it is in has lasted until then.
     fn of(counters: &intf::vcpu_counters) -> Self {
@@ -309,7 +309,6 @@ impl Gain {
                 counters.yields_not_ready,
                 counters.yields_refused,
                 counters.ipis,
-                counters.ipis_answered,
                 counters.wakeups,
                 counters.migrations,
                 counters.migrations_far,
@@ -382,7 +381,6 @@ impl Gain {
             yields_not_ready,
             yields_refused,
             ipis,
-            ipis_answered,
             wakeups,
             migrations,
             migrations_far,
@@ -408,7 +406,6 @@ impl Gain {
             yields_not_ready,
             yields_refused,
             ipis,
-            ipis_answered,
             ipi_to_run: self.ipi_to_run.to_vec(),
             ipi_to_run_us: ipi_to_run_ns / 1000,
             longest_ipi_us: self.longest_ipi_ns / 1000,

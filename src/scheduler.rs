@@ -82,6 +82,10 @@ impl<'object> Scheduler<'object> {
             let hardware = hardware_ends_interrupts(&host.sys);
             let seen = Seen::of(kvm, hardware, &settings.blind);
             load_hooks!(open, seen);
+            open.progs.ipi_answered.set_autoload(seen.ipis);
+            if let Some(constants) = open.maps.rodata_data.as_mut() {
+                constants.eois_hidden = seen.ends_hidden;
+            }
             blind_spots = seen.blind_spots;
         }
         for sentence in &blind_spots {

@@ -40,13 +40,7 @@ const OF_SPINS: [&str; 6] = [
     "yields_refused",
 ];
 /// Fields that are made of IPIs.
-const OF_IPIS: [&str; 5] = [
-    "ipis",
-    "ipis_answered",
-    "ipi_to_run",
-    "ipi_to_run_us",
-    "longest_ipi_us",
-];
+const OF_IPIS: [&str; 4] = ["ipis", "ipi_to_run", "ipi_to_run_us", "longest_ipi_us"];
 
 impl Seen {
     /// The fields of `cohort watch --json` that cannot be had.
@@ -55,19 +49,17 @@ impl Seen {
         if !self.spins {
             fields.extend(OF_SPINS);
         }
-        match (self.ipis, self.ends_hidden) {
-            (false, _) => fields.extend(OF_IPIS),
-            (true, true) => fields.push("ipis_answered"),
-            (true, false) => {}
+        if !self.ipis {
+            fields.extend(OF_IPIS);
         }
         fields.into_iter().map(str::to_owned).collect()
     }
 
     /// What `kvm` shows, but for `blind`; `hardware` is what ends interrupts without KVM.
     pub fn of(kvm: &Kvm, hardware: Option<&str>, blind: &[Sight]) -> Self {
-        let [deliver, accept, eoi, pv_ipi, on_spin] = HOOKABLE.map(|hook| kvm.has.contains(hook));
+        let [ipi, eoi, pv_ipi, on_spin] = HOOKABLE.map(|hook| kvm.has.contains(hook));
         let mut seen = Self {
-            ipis: deliver && accept && eoi,
+            ipis: ipi && eoi,
             spins: on_spin,
             ends_hidden: hardware.is_some(),
             ..Self::default()
@@ -98,15 +90,10 @@ impl Seen {
 /// Has the hooks of an open skeleton loaded for what is [`Seen`]; both BPF objects have them by the same names.
 macro_rules! load_hooks {
     ($open:expr, $seen:expr) => {{
-        $open.progs.interrupt_accepted.set_autoload($seen.ipis);
-        $open.progs.ipi_ends.set_autoload($seen.ipis);
-        $open.progs.ipi_answered.set_autoload($seen.ipis);
-        $open.progs.pv_ipi_ends.set_autoload($seen.paravirtual_ipis);
+        $open.progs.ipi_sent.set_autoload($seen.ipis);
+        $open.progs.pv_ipi_sent.set_autoload($seen.paravirtual_ipis);
         $open.progs.spin_exit_begins.set_autoload($seen.spins);
         $open.progs.spin_exit_ends.set_autoload($seen.spins);
-        if let Some(constants) = $open.maps.rodata_data.as_mut() {
-            constants.eois_hidden = $seen.ends_hidden;
-        }
     }};
 }
 pub(crate) use load_hooks;

@@ -57,8 +57,6 @@ pub struct VcpuView {
     pub yields_refused: u64,
     #[stat(desc = "fixed IPIs that it sent to one sibling")]
     pub ipis: u64,
-    #[stat(desc = "fixed IPIs to it whose end was seen")]
-    pub ipis_answered: u64,
     #[stat(desc = "IPIs to it while it waited for a CPU, until it ran: less than 2^i us")]
     pub ipi_to_run: Vec<u64>,
     #[stat(desc = "the sum of these times, in microseconds")]

@@ -96,7 +96,7 @@ fn part_s(percent: f64, of_s: f64) -> f64 {
 }
 
 /// All counters that vCPUs have.
-pub static COUNTERS: [Counter; 12] = [
+pub static COUNTERS: [Counter; 11] = [
     seconds(
         "state",
         "time",
@@ -164,12 +164,6 @@ pub static COUNTERS: [Counter; 12] = [
         "ipis",
         "Fixed IPIs that vCPUs sent to one sibling",
         &[only("ipis", |v, _| v.ipis as f64)],
-    ),
-    events(
-        "",
-        "ipis_answered",
-        "Fixed IPIs to vCPUs whose end was seen",
-        &[only("ipis_answered", |v, _| v.ipis_answered as f64)],
     ),
     events(
         "",

@@ -18,9 +18,8 @@ use std::path::{Path, PathBuf};
 const SYMBOL: &str = "kvm_preempt_ops";
 
 /// Functions and tracepoints of KVM that tell what its vCPUs do.
-pub const HOOKABLE: [&str; 5] = [
-    "__kvm_irq_delivery_to_apic_fast",
-    "__apic_accept_irq",
+pub const HOOKABLE: [&str; 4] = [
+    "__tracepoint_kvm_apic_ipi",
     "__tracepoint_kvm_eoi",
     "kvm_pv_send_ipi",
     "kvm_vcpu_on_spin",

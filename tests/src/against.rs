@@ -86,11 +86,10 @@ fn ipis(spec: Spec) -> Result<[Ipis; 2]> {
         let waited: u64 = all.ipi_to_run.iter().sum();
         let quantile = |quantile| quantile_us(&all.ipi_to_run, quantile).unwrap_or(0);
         println!(
-            "    {}: IPIs {}, answered {}, to a preempted vCPU {waited}; it ran within {} us (p50), {} us (p99), {} us (max); \
+            "    {}: IPIs {}, to a preempted vCPU {waited}; it ran within {} us (p50), {} us (p99), {} us (max); \
              spin exits {}",
             view.scheduler,
             all.ipis,
-            all.ipis_answered,
             quantile(0.5),
             quantile(0.99),
             quantile(1.0),

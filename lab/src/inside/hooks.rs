@@ -30,17 +30,22 @@ pub struct Cost {
     pub took_ns: u64,
     /// Instructions it consists of, without those functions.
     pub instructions: usize,
+    /// How often it did not run when it should have: a run of it for another thread had been preempted on that CPU.
+    pub missed: u64,
 }
 
 /// The BPF programs of a process, as they are at one moment.
-struct Programs {
+pub struct Programs {
     at: Instant,
     by_id: BTreeMap<u32, ProgramInfo>,
 }
 
 impl Programs {
     /// Those that process `pid` holds.
-    fn of(pid: u32) -> Result<Self> {
+    ///
+    /// # Errors
+    /// When it is gone, or holds none.
+    pub fn of(pid: u32) -> Result<Self> {
         let mut held = BTreeSet::new();
         let folder = format!("/proc/{pid}/fdinfo");
         let entries = fs::read_dir(&folder).with_context(|| format!("{folder} cannot be read"))?;
@@ -61,7 +66,7 @@ impl Programs {
     }
 
     /// What they did until `end`, by name, and how many seconds that was.
-    fn until(&self, end: &Self) -> (Vec<Cost>, f64) {
+    pub fn until(&self, end: &Self) -> (Vec<Cost>, f64) {
         let cost = |(id, after): (&u32, &ProgramInfo)| {
             let before = self.by_id.get(id)?;
             Some(Cost {
@@ -70,6 +75,7 @@ impl Programs {
                 took_ns: after.run_time_ns - before.run_time_ns,
                 // Eight bytes each.
                 instructions: after.xlated_prog_insns.len() / 8,
+                missed: after.recursion_misses - before.recursion_misses,
             })
         };
         let mut costs: Vec<Cost> = end.by_id.iter().filter_map(cost).collect();
