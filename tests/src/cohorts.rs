@@ -94,12 +94,17 @@ fn stats_of(guests: &[Guest]) -> Result<Vec<VmStats>> {
     guests.iter().map(stats).collect()
 }
 
-fn windows_open() -> Result<()> {
-    let guests = [
+/// Two VMs whose two vCPUs each need a lock, and one whose vCPUs compute.
+fn two_pairs_and_a_calm_vm() -> Result<[Guest; 3]> {
+    Ok([
         Guest::start(&locked("pair0", 2)?)?,
         Guest::start(&locked("pair1", 2)?)?,
         Guest::busy("calm", 2)?,
-    ];
+    ])
+}
+
+fn windows_open() -> Result<()> {
+    let guests = two_pairs_and_a_calm_vm()?;
     best_of_three(|| open_for_all(&guests, &[true, true, false], CUT))
 }
 
@@ -177,11 +182,7 @@ fn halts_in_windows() -> Result<()> {
 }
 
 fn windows_are_fair() -> Result<()> {
-    let guests = [
-        Guest::start(&locked("pair0", 2)?)?,
-        Guest::start(&locked("pair1", 2)?)?,
-        Guest::busy("calm", 2)?,
-    ];
+    let guests = two_pairs_and_a_calm_vm()?;
     let cohort = start_cohort()?;
     sleep(Duration::from_secs(1));
     let (shares, _) = shares(&[&guests[0], &guests[1], &guests[2]], WINDOW)?;
@@ -191,11 +192,7 @@ fn windows_are_fair() -> Result<()> {
 }
 
 fn switched_often() -> Result<()> {
-    let guests = [
-        Guest::start(&locked("pair0", 2)?)?,
-        Guest::start(&locked("pair1", 2)?)?,
-        Guest::busy("calm", 2)?,
-    ];
+    let guests = two_pairs_and_a_calm_vm()?;
     let cohort = start_cohort()?;
     sleep(Duration::from_secs(1));
     let over = AtomicBool::new(false);
