@@ -22,8 +22,7 @@ use tempfile::TempDir;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, PATIENCE, Service, Subject, busy, lab, refused, refused_without_root,
-    wait_until_ready,
+    Guest, HostLoad, PATIENCE, Service, busy, lab, refused, refused_without_root, wait_until_ready,
 };
 
 pub const TESTS: &[Test] = &[

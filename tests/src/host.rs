@@ -69,8 +69,8 @@ pub fn lab() -> Result<LabInfo> {
 
 /// Something that uses CPU time in a cgroup of its own, confined to the guests' CPUs.
 pub trait Subject {
-    /// Where its CPU time is counted.
-    fn cgroup(&self) -> &Cgroup;
+    /// All the CPU time that it has used, us.
+    fn usage_us(&self) -> Result<u64>;
 }
 
 /// A micro guest in a cgroup of its own.
@@ -101,11 +101,16 @@ impl Guest {
     pub fn busy(name: &str, vcpus: usize) -> Result<Self> {
         Self::start(&busy(name, vcpus))
     }
+
+    /// The cgroup that it is alone in.
+    pub fn cgroup(&self) -> &Cgroup {
+        &self.cgroup
+    }
 }
 
 impl Subject for Guest {
-    fn cgroup(&self) -> &Cgroup {
-        &self.cgroup
+    fn usage_us(&self) -> Result<u64> {
+        self.cgroup.usage_us()
     }
 }
 
@@ -179,6 +184,11 @@ impl HostLoad {
         Ok(())
     }
 
+    /// The cgroup that they are alone in.
+    pub fn cgroup(&self) -> &Cgroup {
+        &self.cgroup
+    }
+
     /// CPU time that each process gets in `window`, ns.
     pub fn cpu_times_ns(&self, window: Duration) -> Result<Vec<u64>> {
         let cpu_time_ns = |pid| Ok(schedstat_ns(pid)?.0);
@@ -188,8 +198,8 @@ impl HostLoad {
 }
 
 impl Subject for HostLoad {
-    fn cgroup(&self) -> &Cgroup {
-        &self.cgroup
+    fn usage_us(&self) -> Result<u64> {
+        self.cgroup.usage_us()
     }
 }
 
@@ -249,7 +259,7 @@ pub fn shares(subjects: &[&dyn Subject], window: Duration) -> Result<(Vec<f64>, 
     let read = || {
         subjects
             .iter()
-            .map(|subject| subject.cgroup().usage_us())
+            .map(|subject| subject.usage_us())
             .collect::<Result<Vec<_>>>()
     };
     let (used, elapsed) = gained(window, read)?;

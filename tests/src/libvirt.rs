@@ -2,19 +2,21 @@
 //! A VM as libvirt makes it: with a name and an id of its own, and a cgroup per vCPU below the VM's.
 
 use std::fs;
+use std::path::PathBuf;
 use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use cohort::view::VcpuView;
 use cohort::wait::wait_for;
 use cohort_lab::inside::booted::{INITRD, KERNEL, Workload};
+use cohort_lab::inside::cgroup::usage_us;
 use cohort_lab::inside::process::start;
 use tempfile::TempDir;
 
 use crate::Test;
 use crate::host::{
-    Guest, PATIENCE, Service, assert_ratio, lab, start_cohort, stop_cohort, vm_stats, watch,
+    Guest, PATIENCE, Service, Subject, assert_ratio, lab, shares, start_cohort, stop_cohort,
+    vm_stats, watch,
 };
 
 pub const TESTS: &[Test] = &[(
@@ -78,6 +80,22 @@ impl Domain {
         let text = fs::read_to_string(&path).with_context(|| format!("{path} cannot be read"))?;
         Ok(text.trim().parse()?)
     }
+
+    /// The cgroup below which libvirt has made one per vCPU, and one for its QEMU's other threads.
+    fn cgroup(&self) -> Result<PathBuf> {
+        let path = format!("/proc/{}/cgroup", self.pid()?);
+        let text = fs::read_to_string(&path).with_context(|| format!("{path} cannot be read"))?;
+        let parts = text.trim().rsplit_once('/');
+        let (domain, _) = parts.with_context(|| format!("{path} says {text}"))?;
+        let below_root = domain.strip_prefix("0::").unwrap_or(domain);
+        Ok(PathBuf::from(format!("/sys/fs/cgroup{below_root}")))
+    }
+}
+
+impl Subject for Domain {
+    fn usage_us(&self) -> Result<u64> {
+        usage_us(&self.cgroup()?)
+    }
 }
 
 impl Drop for Domain {
@@ -110,12 +128,15 @@ fn virsh(arguments: &[&str]) -> Result<String> {
 fn named_and_whole() -> Result<()> {
     let domain = Domain::start(2)?;
     let pid = domain.pid()?;
-    let cgroup = fs::read_to_string(format!("/proc/{pid}/cgroup"))?;
-    println!("    it is in {}", cgroup.trim());
-    let vm = wait_for("the domain's vCPUs", START_TIMEOUT, || {
-        let vm = watch(1)?.vms.remove(&pid);
-        Ok(vm.filter(|vm| vm.all.vcpus == 2 && vm.all.run_pct > 50.0))
-    })?;
+    println!("    it is in {}", domain.cgroup()?.display());
+    // Both are at work, so that it has left the firmware and wants all it can get.
+    let vm =
+        wait_for("the domain's vCPUs", START_TIMEOUT, || {
+            let vm = watch(1)?.vms.remove(&pid);
+            Ok(vm.filter(|vm| {
+                vm.vcpus.len() == 2 && vm.vcpus.values().all(|vcpu| vcpu.run_pct > 50.0)
+            }))
+        })?;
     println!("    {:?}, {:?}", vm.name, vm.identity);
     ensure!(
         vm.name == NAME && vm.identity.id == UUID && vm.identity.manager == "libvirt",
@@ -126,7 +147,8 @@ fn named_and_whole() -> Result<()> {
     let stats = vm_stats(pid)?;
     let rival = Guest::busy("rival", 2)?;
     // Both stand in cgroups of weight 100 below the topmost one.
-    let view = watch(3)?;
+    let (used, _) = shares(&[&domain, &rival], Duration::from_secs(3))?;
+    let view = watch(1)?;
     stop_cohort(cohort)?;
     ensure!(
         stats.vcpus == 2 && stats.name == NAME,
@@ -134,15 +156,11 @@ fn named_and_whole() -> Result<()> {
         stats.name,
         stats.vcpus
     );
-    let of =
-        |pid: u32, value: fn(&VcpuView) -> f64| view.vms.get(&pid).map_or(0.0, |vm| value(&vm.all));
-    let pids = [pid, rival.micro.pid() as u32];
-    let runs = pids.map(|pid| of(pid, |vcpus| vcpus.run_pct));
-    let entitled = pids.map(|pid| of(pid, |vcpus| vcpus.entitled_pct));
-    println!("    it and a busy VM run {runs:.1?} % of the time, entitled to {entitled:.1?} %");
     // What its QEMU does besides running vCPUs is its own too. A VM per vCPU would have two thirds.
-    let sum = runs[0] + runs[1];
-    assert_ratio(&runs.map(|run| run / sum), &[1.0, 1.0], 0.15)?;
-    let sum = entitled[0] + entitled[1];
+    assert_ratio(&used, &[1.0, 1.0], 0.15)?;
+    let pids = [pid, rival.micro.pid() as u32];
+    let entitled = pids.map(|pid| view.vms.get(&pid).map_or(0.0, |vm| vm.all.entitled_pct));
+    println!("    entitled to {entitled:.1?} %");
+    let sum: f64 = entitled.iter().sum();
     assert_ratio(&entitled.map(|pct| pct / sum), &[1.0, 1.0], 0.05)
 }

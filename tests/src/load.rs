@@ -16,8 +16,8 @@ use serde_json::Value;
 
 use crate::Test;
 use crate::host::{
-    Guest, PATIENCE, Setting, Subject, busy, cohort_stats, lab, locked, refused,
-    refused_without_root, start_cohort, stop_cohort, vcpus_of, vm_stats, watch,
+    Guest, PATIENCE, Setting, busy, cohort_stats, lab, locked, refused, refused_without_root,
+    start_cohort, stop_cohort, vcpus_of, vm_stats, watch,
 };
 
 pub const TESTS: &[Test] = &[

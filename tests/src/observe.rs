@@ -23,7 +23,7 @@ use nix::unistd::Pid;
 use crate::Test;
 use crate::costs::sleepy;
 use crate::host::{
-    Guest, HostLoad, PATIENCE, Setting, Subject, Watch, best_of_three, busy, lab, locked, refused,
+    Guest, HostLoad, PATIENCE, Setting, Watch, best_of_three, busy, lab, locked, refused,
     refused_without_root, schedstat_ns, start_cohort, stop_cohort, vcpus_of, watch,
 };
 

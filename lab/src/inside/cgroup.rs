@@ -126,16 +126,16 @@ impl Cgroup {
         wait_for(
             &format!("Freezing ({wanted}) of {}", self.path.display()),
             REMOVAL_TIMEOUT,
-            || Ok((self.value("cgroup.events", "frozen")? == wanted).then_some(())),
+            || Ok((value(&self.path, "cgroup.events", "frozen")? == wanted).then_some(())),
         )
     }
 
-    /// CPU time of its members so far, microseconds. Time of a running member counts from its last tick.
+    /// What [`usage_us`] says of it.
     ///
     /// # Errors
     /// When cpu.stat cannot be read.
     pub fn usage_us(&self) -> Result<u64> {
-        self.value("cpu.stat", "usage_usec")
+        usage_us(&self.path)
     }
 
     /// Its file of members, open for writing: writing "0" moves the writer.
@@ -156,20 +156,12 @@ impl Cgroup {
         self.kill_and_remove()
     }
 
-    fn value(&self, file: &str, key: &str) -> Result<u64> {
-        let path = self.path.join(file);
-        let text = fs::read_to_string(&path)
-            .with_context(|| format!("{} cannot be read", path.display()))?;
-        parse_value(&text, key)
-            .ok_or_else(|| anyhow!("{} has no number called {key}", path.display()))
-    }
-
     fn kill_and_remove(&self) -> Result<()> {
         write(&self.path, "cgroup.kill", "1")?;
         wait_for(
             &format!("The end of all members of {}", self.path.display()),
             REMOVAL_TIMEOUT,
-            || Ok((self.value("cgroup.events", "populated")? == 0).then_some(())),
+            || Ok((value(&self.path, "cgroup.events", "populated")? == 0).then_some(())),
         )?;
         fs::remove_dir(&self.path)
             .with_context(|| format!("{} cannot be removed", self.path.display()))
@@ -185,6 +177,22 @@ impl Drop for Cgroup {
             eprintln!("{error:#}");
         }
     }
+}
+
+/// CPU time of the members of `cgroup` and of those below it so far, microseconds. Time of a running member counts from
+/// its last tick.
+///
+/// # Errors
+/// When cpu.stat cannot be read.
+pub fn usage_us(cgroup: &Path) -> Result<u64> {
+    value(cgroup, "cpu.stat", "usage_usec")
+}
+
+fn value(cgroup: &Path, file: &str, key: &str) -> Result<u64> {
+    let path = cgroup.join(file);
+    let text =
+        fs::read_to_string(&path).with_context(|| format!("{} cannot be read", path.display()))?;
+    parse_value(&text, key).ok_or_else(|| anyhow!("{} has no number called {key}", path.display()))
 }
 
 fn write(cgroup: &Path, file: &str, value: &str) -> Result<()> {
