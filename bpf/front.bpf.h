@@ -365,9 +365,10 @@ __noinline s32 home_task(u32 id, s32 cpu, u64 near_ns)
 static u64 home_ns(const struct queue *q)
 {
 	struct group *g = lookup_group(q->group);
-	bool bounded = g && bounds_skew(g) && skew_resume_ns < slice_ns;
+	u64 near_ns = home_near(turn_length());
+	bool bounded = g && bounds_skew(g) && skew_resume_ns < near_ns;
 
-	return bounded ? skew_resume_ns : slice_ns;
+	return bounded ? skew_resume_ns : near_ns;
 }
 
 /* Move a task of queue @id that may run on @cpu there: the first one, if no other

@@ -29,13 +29,19 @@ static u64 turn_for_windows(u64 now)
 	return turn_id(now, turns_ns, slice_ns, turns_halved);
 }
 
+/* How long a turn is at present, ns. */
+static u64 turn_length(void)
+{
+	return is_on(MECH_TURNS) ? slice_ns >> turns_halved : slice_ns;
+}
+
 /* How long a task that starts now may run. */
 static u64 turn_ns(void)
 {
 	if (!is_on(MECH_TURNS))
 		return slice_ns;
 	count_effect(MECH_TURNS);
-	return turn_left(scx_bpf_now(), turns_ns, slice_ns >> turns_halved);
+	return turn_left(scx_bpf_now(), turns_ns, turn_length());
 }
 
 /* A tick came, at which @waiting groups wait for @c: turns are shorter where many
@@ -59,9 +65,10 @@ static void follow_ticks(struct cpu_state *c, u64 now)
 {
 	s64 lateness = tick_lateness(now, turns_ns, slice_ns);
 	s64 least = least_lateness(turns_late_ns, lateness, slice_ns);
+	u64 set_ns = turns_set_ns;
 
-	if (c->ticks_since_ns != turns_set_ns) {
-		c->ticks_since_ns = turns_set_ns;
+	if (c->ticks_since_ns != set_ns) {
+		c->ticks_since_ns = set_ns;
 		c->ticks_near = 0;
 		c->ticks_far = 0;
 	}
@@ -72,10 +79,13 @@ static void follow_ticks(struct cpu_state *c, u64 now)
 	/* All CPUs are here at once: they rarely have to write. */
 	if (least != turns_late_ns)
 		turns_late_ns = least;
-	if (now - turns_set_ns <= TURNS_FRESH_NS &&
+	if (now - set_ns <= TURNS_FRESH_NS &&
 	    !ticks_disagree(c->ticks_near, c->ticks_far))
 		return;
-	turns_set_ns = now;
+	/* All CPUs find that at the same tick: moved twice, turns would be as far
+	 * off as before, and the crowd is counted anew. */
+	if (__sync_val_compare_and_swap(&turns_set_ns, set_ns, now) != set_ns)
+		return;
 	turns_ns = turn_base(turns_ns, least, lateness, slice_ns, c->ticks_near,
 			     c->ticks_far);
 	turns_late_ns = slice_ns;

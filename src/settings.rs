@@ -26,7 +26,8 @@ const TIMEOUT_MS_DEFAULT: u32 = 5_000;
 const STATS_SECONDS: RangeInclusive<u64> = 1..=3600;
 
 const READY_WAIT_MS: RangeInclusive<u64> = 1..=1000;
-const READY_WAIT_MS_DEFAULT: u64 = 24;
+/// How long a vCPU waits for its VM's turn at most, unless told otherwise, ms.
+pub const READY_WAIT_MS_DEFAULT: u64 = 24;
 
 const SKEW_US: RangeInclusive<u64> = 100..=1_000_000;
 /// ESXi's figures.

@@ -62,6 +62,17 @@ static inline bool returns_early(u64 vtime, u64 first_vtime, u64 slice_ns)
 }
 
 /*
+ * How far behind the first of its VM's queue, in virtual time inside the VM (ns), a
+ * sibling may stand that runs in its place as it ran on this CPU last. One that a
+ * turn of @turn_ns has left out is behind the others by that much: it is not passed
+ * again, or it would wait for many rounds while another CPU is late.
+ */
+static inline u64 home_near(u64 turn_ns)
+{
+	return turn_ns / 2;
+}
+
+/*
  * How much longer (ns) a vCPU may run that is in guest kernel mode when its slice
  * ends: an RCU read side or a short lock is over by then. Once per slice.
  */

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Result, ensure};
 use cohort::bpf::intf;
 use cohort::metrics::{VmStats, percent};
+use cohort::settings::READY_WAIT_MS_DEFAULT;
 use cohort::wait::wait_for;
 use cohort_micro::Spec;
 use tempfile::NamedTempFile;
@@ -48,6 +49,10 @@ pub const TESTS: &[Test] = &[
     (
         "the_vcpus_of_a_vm_wider_than_its_cpus_do_not_drift_apart",
         skew_is_bounded,
+    ),
+    (
+        "beside_four_competitors_no_vcpu_waits_longer_than_the_bound",
+        no_wait_is_longer_than_the_bound,
     ),
     (
         "where_many_vms_wait_none_waits_longer_than_it_may",
@@ -439,31 +444,55 @@ fn skew_is_bounded() -> Result<()> {
     })
 }
 
+/// This many VMs that compute, each on as many vCPUs as there are CPUs.
+fn crowd(vms: usize) -> Result<Vec<Guest>> {
+    let busy = |i| Guest::busy(&format!("crowd{i}"), 2);
+    (0..vms).map(busy).collect()
+}
+
+/// How long vCPUs of these guests, which get the same, wait for a CPU with these options: the longest wait, us, and how
+/// many there were by powers of two of us.
+fn waits_of(guests: &[Guest], options: &[&str], window_s: u32) -> Result<(u64, [u64; BUCKETS])> {
+    let cohort = start_cohort_with(options)?;
+    sleep(Duration::from_secs(2));
+    let view = watch(window_s)?;
+    stop_cohort(cohort)?;
+    let shares = shares_in(&view, guests)?;
+    let mut histogram = [0; BUCKETS];
+    let mut longest_us = 0;
+    for guest in guests {
+        let vcpus = vcpus_of(&view, guest)?;
+        longest_us = longest_us.max(vcpus.longest_ready_us);
+        for (sum, count) in histogram.iter_mut().zip(&vcpus.ready_us) {
+            *sum += count;
+        }
+    }
+    println!(
+        "    {options:?}: longest wait {longest_us} us, waits by powers of two of us {histogram:?}"
+    );
+    assert_ratio(&shares, &vec![1.0; guests.len()], 0.05)?;
+    Ok((longest_us, histogram))
+}
+
+/// A VM and four competitors, and the documented bound.
+fn no_wait_is_longer_than_the_bound() -> Result<()> {
+    let guests = crowd(5)?;
+    best_of_three(|| {
+        let (longest_us, _) = waits_of(&guests, &[], 5)?;
+        ensure!(
+            longest_us <= 1000 * READY_WAIT_MS_DEFAULT,
+            "a vCPU waited for {longest_us} us, the bound is {READY_WAIT_MS_DEFAULT} ms"
+        );
+        Ok(())
+    })
+}
+
 /// Twelve VMs want the two CPUs: with turns of a slice the last one waits for eleven of 4 ms.
 fn waits_are_bounded() -> Result<()> {
-    let guests = (0..12)
-        .map(|i| Guest::busy(&format!("crowd{i}"), 2))
-        .collect::<Result<Vec<_>>>()?;
+    let guests = crowd(12)?;
     // How many of the waits are longer than 32.8 ms.
     let measure = |options: &[&str]| -> Result<f64> {
-        let cohort = start_cohort_with(options)?;
-        sleep(Duration::from_secs(2));
-        let view = watch(3)?;
-        stop_cohort(cohort)?;
-        let shares = shares_in(&view, &guests)?;
-        let mut histogram = [0; BUCKETS];
-        let mut longest_us = 0;
-        for guest in &guests {
-            let vcpus = vcpus_of(&view, guest)?;
-            longest_us = longest_us.max(vcpus.longest_ready_us);
-            for (sum, count) in histogram.iter_mut().zip(&vcpus.ready_us) {
-                *sum += count;
-            }
-        }
-        println!(
-            "    {options:?}: longest wait {longest_us} us, waits by powers of two of us {histogram:?}"
-        );
-        assert_ratio(&shares, &[1.0; 12], 0.05)?;
+        let (_, histogram) = waits_of(&guests, options, 3)?;
         let (all, long): (u64, u64) = (histogram.iter().sum(), histogram[16..].iter().sum());
         Ok(long as f64 / all as f64)
     };

@@ -190,13 +190,13 @@ pub fn boot(options: &Options) -> Result<u8> {
         let folder = RunFolder::create(options.out.as_deref())?;
         let outcome = run(&folder.path)?;
         let code = folder.conclude(&outcome, options.timeout_s)?;
-        if attempt == ATTEMPTS || !folder.emulator_failed(&outcome, accelerator) {
+        let fault = folder.emulators_fault(&outcome, accelerator);
+        let Some(fault) = fault.filter(|_| attempt < ATTEMPTS) else {
             return Ok(code);
-        }
+        };
         attempt += 1;
         eprintln!(
-            "lab: QEMU executed an instruction that L1's memory does not hold: the fault is the emulator's, not the \
-             kernel's. What this run printed is void; it is repeated (attempt {attempt} of {ATTEMPTS})."
+            "lab: {fault}. What this run printed is void; it is repeated (attempt {attempt} of {ATTEMPTS})."
         );
     }
 }
@@ -334,11 +334,20 @@ impl RunFolder {
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Was it the emulator that failed, so that the run says nothing?
-    fn emulator_failed(&self, outcome: &Outcome, accelerator: Accelerator) -> bool {
-        accelerator == Accelerator::Tcg
-            && matches!(outcome, Outcome::Complaint(_))
-            && console::is_stale_translation(&self.console())
+    /// What the emulator did wrong, if it was that which failed, so that the run says nothing.
+    fn emulators_fault(&self, outcome: &Outcome, accelerator: Accelerator) -> Option<&'static str> {
+        if accelerator != Accelerator::Tcg {
+            return None;
+        }
+        match outcome {
+            Outcome::Complaint(_) if console::is_stale_translation(&self.console()) => Some(
+                "QEMU executed an instruction that L1's memory does not hold: the fault is the emulator's, not the \
+                 kernel's",
+            ),
+            // Seen once in some hundred boots, with its CPUs just started; nothing had begun that could be at fault.
+            Outcome::NotBooted => Some("An emulated CPU may have stood still"),
+            _ => None,
+        }
     }
 
     /// A folder that nobody asked for and that holds nothing but the logs of a run that went well would only pile up.

@@ -104,4 +104,28 @@ proptest! {
         }
         prop_assert!(now <= end && until <= end);
     }
+    /// While one CPU serves all turns of a VM, the other one being late, each sibling passes the first in the queue at
+    /// most once, so nobody is left out for longer than twice round its siblings. Turns are a little shorter or longer.
+    #[test]
+    fn who_was_left_out_of_a_turn_is_not_passed_again(
+        at_home in prop::collection::vec(any::<bool>(), 2..6),
+        lengths in prop::collection::vec(3_800_000u64..4_200_000, 100),
+    ) {
+        let near = unsafe { home_near(4_000_000) };
+        let mut vtimes = vec![0; at_home.len()];
+        let mut left_out = vec![0; at_home.len()];
+        for length in lengths {
+            let by_vtime = |vcpu: &usize| (vtimes[*vcpu], *vcpu);
+            let vcpus = || 0..vtimes.len();
+            let first = vcpus().min_by_key(by_vtime).expect("vCPUs");
+            let home = vcpus().filter(|vcpu| at_home[*vcpu]).min_by_key(by_vtime);
+            let runs = home.filter(|home| vtimes[*home] <= vtimes[first] + near).unwrap_or(first);
+            vtimes[runs] += length;
+            for turns in &mut left_out {
+                *turns += 1;
+            }
+            left_out[runs] = 0;
+            prop_assert!(left_out.iter().all(|turns| *turns <= 2 * at_home.len()), "{left_out:?}");
+        }
+    }
 }
