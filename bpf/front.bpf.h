@@ -267,19 +267,23 @@ __noinline int pack_front(struct cpu_state *c, u64 turn, struct front *front)
 	return 0;
 }
 
-/* How many groups wait for @cpu; those that do so in two lanes count twice. */
-static u32 nr_waiting_groups(struct cpu_state *c, s32 cpu)
+/* How many turns (times CROWD_ONE) of others the last group that waits for @cpu, on
+ * which @g runs, has before it; those that wait in two lanes count twice. */
+static u32 turns_before_last(struct cpu_state *c, s32 cpu,
+			     const struct group *g)
 {
-	u32 i, nr = 0;
+	u32 i, turns = 0;
 
 	bpf_for(i, 0, nr_lanes(c)) {
 		s32 id = busy_lane(c, cpu, i);
 		struct lane *lane = id >= 0 ? lookup_lane(id) : NULL;
 
 		if (lane)
-			nr += lane->nr_listed;
+			turns += turns_to_last(lane->nr_listed,
+					       tasks_at_once(g, lane->nr_cpus),
+					       lane->nr_cpus);
 	}
-	return nr;
+	return turns;
 }
 
 /* Is a queue listed that @cpu serves? */

@@ -662,19 +662,19 @@ void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 
 	if (!tc || !c || !tc->run_at_ns)
 		return;
-	follow_crowd(c, nr_waiting_groups(c, cpu));
+	g = lookup_group(tc->group);
+	if (g)
+		follow_crowd(c, turns_before_last(c, cpu, g));
 	follow_ticks(c, now);
 	charge(p, tc, c, now);
 	if (throttled_by(tc->group) || stops_for_sibling(tc, now))
 		scx_bpf_task_set_slice(p, 0);
 	else if (!p->scx.slice)
 		give_grace(p, c, now);
-	if (!tc->is_vcpu)
+	if (!tc->is_vcpu || !g || !is_vm(g))
 		return;
-	g = lookup_group(tc->group);
-	if (g && is_vm(g))
-		update_score(g);
-	if (g && is_vm(g) && now - g->parent_checked_ns > PARENT_FRESH_NS) {
+	update_score(g);
+	if (now - g->parent_checked_ns > PARENT_FRESH_NS) {
 		g->parent_checked_ns = now;
 		set_parent(tc->group, place_of_vm(tc->cgroup_group));
 	}

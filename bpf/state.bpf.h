@@ -51,7 +51,7 @@ s64 turns_late_ns;
 /* How often a slice is halved to make a turn; written by ticks: more often at
  * any, less often with turns_ns. */
 u32 turns_halved;
-/* How many groups waited for a CPU since, times CROWD_ONE; the busiest CPU's. */
+/* The most crowded CPU's crowd since. */
 u32 turns_crowd;
 
 /* A queue's place among the queues of its lane, or among a cap's parked ones. */
@@ -127,7 +127,8 @@ struct cpu_state {
 	u64 window_turn; /* the turn in whose window it serves */
 	u32 window_group; /* this VM; 0: in none */
 	u32 window_lane; /* in which its task waited */
-	u32 crowd; /* groups that wait for it, on average, times CROWD_ONE */
+	u32 crowd; /* turns until the last group that waits for it has one, on
+		      average, times CROWD_ONE */
 	u64 ticks_since_ns; /* turns_set_ns as it was when these were 0: */
 	u32 ticks_near; /* ticks that ended the turn they were meant for */
 	u32 ticks_far; /* and that did not */

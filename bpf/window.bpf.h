@@ -44,13 +44,14 @@ static u64 turn_ns(void)
 	return turn_left(scx_bpf_now(), turns_ns, turn_length());
 }
 
-/* A tick came, at which @waiting groups wait for @c: turns are shorter where many
- * do. At once, but longer again only each second, for the busiest CPU. */
-static void follow_crowd(struct cpu_state *c, u32 waiting)
+/* A tick came, at which the last group that waits for @c has @turns (times CROWD_ONE)
+ * of others before it: turns are shorter where these are many. At once, but longer
+ * again only each second, for the busiest CPU. */
+static void follow_crowd(struct cpu_state *c, u32 turns)
 {
 	u32 halvings;
 
-	c->crowd = crowd(c->crowd, waiting);
+	c->crowd = crowd(c->crowd, turns);
 	if (turns_crowd < c->crowd)
 		turns_crowd = c->crowd;
 	if (!is_on(MECH_SHORT_TURNS))
@@ -76,14 +77,15 @@ static void follow_ticks(struct cpu_state *c, u64 now)
 		c->ticks_near++;
 	else
 		c->ticks_far++;
-	/* All CPUs are here at once: they rarely have to write. */
-	if (least != turns_late_ns)
-		turns_late_ns = least;
 	if (now - set_ns <= TURNS_FRESH_NS &&
-	    !ticks_disagree(c->ticks_near, c->ticks_far))
+	    !ticks_disagree(c->ticks_near, c->ticks_far)) {
+		/* All CPUs are here at once: they rarely have to write. */
+		if (least != turns_late_ns)
+			turns_late_ns = least;
 		return;
-	/* All CPUs find that at the same tick: moved twice, turns would be as far
-	 * off as before, and the crowd is counted anew. */
+	}
+	/* Nor must more than one move them: moved twice, turns would be as far off
+	 * as before, and the crowd would be gone. */
 	if (__sync_val_compare_and_swap(&turns_set_ns, set_ns, now) != set_ns)
 		return;
 	turns_ns = turn_base(turns_ns, least, lateness, slice_ns, c->ticks_near,

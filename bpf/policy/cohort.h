@@ -68,22 +68,31 @@ static inline u64 turn_id(u64 now, u64 base, u64 slice_ns, u32 halvings)
 }
 
 /*
- * The average (times CROWD_ONE) of how many groups wait for a CPU, after one more
- * tick at which there were @waiting.
+ * How many turns (times CROWD_ONE) it takes until the last of @waiting groups has
+ * had one on a lane of @cpus, of which each fills @width: as wide as the one that
+ * runs. On many CPUs several have their turn at once.
  */
-static inline u32 crowd(u32 average, u32 waiting)
+static inline u32 turns_to_last(u32 waiting, u32 width, u32 cpus)
 {
-	s32 change = (s32)(waiting * CROWD_ONE) - (s32)average;
+	return cpus ? (u64)waiting * CROWD_ONE * width / cpus : 0;
+}
+
+/*
+ * The average (times CROWD_ONE) of how many turns of others a group waits for, after
+ * one more tick at which it were @turns (times CROWD_ONE).
+ */
+static inline u32 crowd(u32 average, u32 turns)
+{
+	s32 change = (s32)turns - (s32)average;
 
 	return (u32)((s32)average + change / CROWD_PARTS);
 }
 
 /*
- * How often a slice is to be halved to make a turn: each of the groups that wait,
- * of which there are @average (times CROWD_ONE), gets a turn before the last of
- * them does; a vCPU that its VM's turn leaves out gets the next one, which comes
- * when half a round is over, as that turn cost half. That is to take @wait_ns at
- * most.
+ * How often a slice is to be halved to make a turn: the last of those that wait gets
+ * one after @average turns (times CROWD_ONE) of others; a vCPU that its VM's turn
+ * leaves out gets the next one, which comes when half a round is over, as that turn
+ * cost half. That is to take @wait_ns at most.
  */
 static inline u32 turn_halvings(u64 slice_ns, u64 wait_ns, u32 average)
 {

@@ -98,12 +98,22 @@ proptest! {
         prop_assert_eq!(id(now, halvings[0]) == id(later, halvings[1]), same);
     }
 
+    /// Groups as wide as the lane have their turns one after the other; narrower ones several at once, so that twice the CPUs
+    /// for twice the groups change nothing.
+    #[test]
+    fn a_crowd_is_counted_in_turns(waiting in 0u32..4096, width in 1u32..64, at_once in 1u32..16) {
+        let turns = |waiting, cpus| unsafe { turns_to_last(waiting, width, cpus) };
+        prop_assert_eq!(turns(waiting, width), waiting * CROWD_ONE);
+        prop_assert_eq!(turns(waiting * at_once, width * at_once), turns(waiting, width));
+        prop_assert_eq!(turns(waiting, width * at_once), waiting * CROWD_ONE / at_once);
+    }
+
     /// With as many groups waiting as ever, a round and a half take no longer than they should, or turns are as short as
     /// they get; and they are not shorter than that asks for. Once short they stay so, until there are clearly fewer.
     #[test]
     fn turns_are_as_short_as_the_crowd_asks_for(slice_us in 100u64..100_000, wait_ms in 1u64..1000, waiting in 0u32..8192) {
         let (slice, wait) = (slice_us * 1000, wait_ms * MS);
-        let average = (0..200).fold(0, |average, _| unsafe { crowd(average, waiting) });
+        let average = (0..200).fold(0, |average, _| unsafe { crowd(average, waiting * CROWD_ONE) });
         let groups = u64::from(average) / u64::from(CROWD_ONE);
         prop_assert!(groups <= u64::from(waiting) && groups + 1 >= u64::from(waiting));
         let halvings = unsafe { turn_halvings(slice, wait, average) };
