@@ -21,7 +21,8 @@ use crate::host::paths::Host;
 use crate::host::preflight;
 use crate::wait::wait_for;
 
-const START_TIMEOUT: Duration = Duration::from_secs(30);
+/// The verifier needs a second or two for Cohort, on an emulated host whose CPUs are all busy half a minute.
+const START_TIMEOUT: Duration = Duration::from_secs(90);
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A scheduler to run windows under.
