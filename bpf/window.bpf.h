@@ -46,7 +46,7 @@ static u64 turn_ns(void)
 
 /* A tick came, at which the last group that waits for @c has @turns (times CROWD_ONE)
  * of others before it: turns are shorter where these are many. At once, but longer
- * again only each second, for the busiest CPU. */
+ * again only each second, for the most crowded CPU. */
 static void follow_crowd(struct cpu_state *c, u32 turns)
 {
 	u32 halvings;

@@ -7,6 +7,8 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
+use cohort::host::cgroups;
+use cohort::host::paths::Host;
 use cohort::wait::wait_for;
 use cohort_lab::inside::booted::{INITRD, KERNEL, Workload};
 use cohort_lab::inside::cgroup::usage_us;
@@ -83,12 +85,11 @@ impl Domain {
 
     /// The cgroup below which libvirt has made one per vCPU, and one for its QEMU's other threads.
     fn cgroup(&self) -> Result<PathBuf> {
-        let path = format!("/proc/{}/cgroup", self.pid()?);
-        let text = fs::read_to_string(&path).with_context(|| format!("{path} cannot be read"))?;
-        let parts = text.trim().rsplit_once('/');
-        let (domain, _) = parts.with_context(|| format!("{path} says {text}"))?;
-        let below_root = domain.strip_prefix("0::").unwrap_or(domain);
-        Ok(PathBuf::from(format!("/sys/fs/cgroup{below_root}")))
+        let host = Host::live();
+        let root = cgroups::mount(&host).context("there are no cgroups of version 2")?;
+        let path = cgroups::path_of(&host.proc, self.pid()?).context("its QEMU has no cgroup")?;
+        let (domain, _) = path.rsplit_once('/').context("a path has a slash")?;
+        Ok(root.join(domain.trim_start_matches('/')))
     }
 }
 

@@ -104,6 +104,7 @@ proptest! {
         }
         prop_assert!(now <= end && until <= end);
     }
+
     /// While one CPU serves all turns of a VM, the other one being late, each sibling passes the first in the queue at
     /// most once, so nobody is left out for longer than twice round its siblings. Turns are a little shorter or longer.
     #[test]
