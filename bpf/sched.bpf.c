@@ -353,11 +353,14 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		return;
 	if (serve_borrower(c, cpu, now))
 		return;
-	if (!tc && (serve_heir(c, cpu, now) || resume_turn(c, cpu, now)))
-		return;
-	if (tc && owes_yield(c, tc->group, now) && c->yield_slice_ns &&
-	    serve_yield(c, cpu, c->yield_slice_ns))
-		return;
+	if (!gives_way(c, turn)) {
+		if (!tc &&
+		    (serve_heir(c, cpu, now) || resume_turn(c, cpu, now)))
+			return;
+		if (tc && owes_yield(c, tc->group, now) && c->yield_slice_ns &&
+		    serve_yield(c, cpu, c->yield_slice_ns))
+			return;
+	}
 	if (balance(c, cpu, tc ? lookup_group(tc->group) : NULL, now))
 		return;
 

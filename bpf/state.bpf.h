@@ -127,6 +127,7 @@ struct cpu_state {
 	u64 window_turn; /* the turn in whose window it serves */
 	u32 window_group; /* this VM; 0: in none */
 	u32 window_lane; /* in which its task waited */
+	u64 called_turn; /* in which it fills in for a window, and is wanted there */
 	u32 crowd; /* turns until the last group that waits for it has one, on
 		      average, times CROWD_ONE */
 	u64 ticks_since_ns; /* turns_set_ns as it was when these were 0: */

@@ -319,13 +319,28 @@ static bool call_filler(struct group *g, u32 lane_id, u64 now)
 {
 	struct lane *lane = lookup_lane(lane_id);
 	u64 filler = lane ? lane->filler : 0, turn = filler >> WINDOW_BITS;
+	s32 cpu = filler & (WINDOW_CPUS - 1);
+	struct cpu_state *c;
 
 	if (!filler || !window_wants(g, turn) ||
 	    turn != turn_for_windows(now) ||
 	    __sync_val_compare_and_swap(&lane->filler, filler, 0) != filler)
 		return false;
-	scx_bpf_kick_cpu(filler & (WINDOW_CPUS - 1), SCX_KICK_PREEMPT);
+	c = lookup_cpu(cpu);
+	if (c)
+		c->called_turn = turn;
+	scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
 	return true;
+}
+
+/* Was @c, which is to choose, called into another VM's window in @turn? Then nobody of
+ * the VM that filled in goes on there without a look at who waits. */
+static bool gives_way(struct cpu_state *c, u64 turn)
+{
+	bool called = turn && c->called_turn == turn;
+
+	c->called_turn = 0;
+	return called;
 }
 
 /*
