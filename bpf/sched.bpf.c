@@ -234,7 +234,8 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 
 	if (!(enq_flags & SCX_ENQ_WAKEUP)) {
 		if (tc->is_vcpu && tc->last_cpu == cpu && !tc->stopped_at_ns &&
-		    is_on(MECH_RESUME))
+		    is_on(MECH_RESUME) &&
+		    !filled_in(g, tc->group, lane_id, now))
 			interrupt_turn(c, p->pid, queue_id, now);
 		return;
 	}

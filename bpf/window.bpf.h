@@ -290,6 +290,17 @@ static __always_inline bool fills_in(const struct cpu_state *c,
 			     width));
 }
 
+/* Does a vCPU of @g that ran on @lane until now only fill in there, as the turn is
+ * another VM's? */
+static bool filled_in(const struct group *g, u32 id, u32 lane_id, u64 now)
+{
+	struct lane *lane = lookup_lane(lane_id);
+	u64 turn = turn_for_windows(now);
+
+	return turn && lane && window_turn(g) != turn &&
+	       others_window(lane, id, turn);
+}
+
 /* Show the window of queue @id, of a VM, on its lane; false if that shows another VM's
  * already, of which vCPUs wait or are about to. */
 static bool show_window(u32 id, struct queue *q, u64 turn)
