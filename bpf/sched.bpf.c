@@ -663,6 +663,7 @@ void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 	struct cpu_state *c = lookup_cpu(cpu);
 	u64 now = scx_bpf_now();
 	struct group *g;
+	bool over, stops;
 
 	if (!tc || !c || !tc->run_at_ns)
 		return;
@@ -671,9 +672,12 @@ void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 		follow_crowd(c, turns_before_last(c, cpu, g));
 	follow_ticks(c, now);
 	charge(p, tc, c, now);
-	if (throttled_by(tc->group) || stops_for_sibling(tc, now))
+	/* The kernel takes no interrupt's time from a slice, but turns end by the clock. */
+	over = !p->scx.slice || !vtime_before(now, c->slice_until_ns);
+	stops = throttled_by(tc->group) || stops_for_sibling(tc, now);
+	if (over || stops)
 		scx_bpf_task_set_slice(p, 0);
-	else if (!p->scx.slice)
+	if (over && !stops)
 		give_grace(p, c, now);
 	if (!tc->is_vcpu || !g || !is_vm(g))
 		return;

@@ -21,9 +21,10 @@
 #include "fair.h"
 
 enum cohort_consts {
-	TICK_PARTS = 8, /* of a slice: a turn ends so long before a tick */
+	TICK_LEAD_PARTS = 32, /* of a slice: a turn ends so long before a tick */
+	TICK_PARTS = 8, /* of a slice: ticks that differ by more are others' */
 	TICKS_DOUBT = 8, /* that may be far from their turns' ends */
-	TURN_PARTS = 16, /* of a turn: less than one is not worth a switch */
+	TURN_PARTS = 32, /* of a turn: less than one is not worth a switch */
 	TURN_HALVINGS = 3, /* a turn is at least an eighth of a slice */
 	CROWD_ONE = 256, /* of averages of competitors */
 	CROWD_PARTS = 8, /* of an average: a tick's part of it */
@@ -120,17 +121,19 @@ static inline u32 turn_halvings_after(u64 slice_ns, u64 wait_ns, u32 average,
 /*
  * How much later (ns; before: negative) @tick comes than the ticks for which the
  * turns from @base on are made: a tick ends a slice only if that is over, so
- * turns end shortly before ticks do come, at once on all CPUs.
+ * turns end shortly before ticks do come, at once on all CPUs. Very shortly: a vCPU
+ * that halts in between hands its CPU to the next turn, while its siblings' go on
+ * with this one.
  */
 static inline s64 tick_lateness(u64 tick, u64 base, u64 slice_ns)
 {
-	u64 ahead_ns = (tick - slice_ns / TICK_PARTS - base) % slice_ns;
+	u64 ahead_ns = (tick - slice_ns / TICK_LEAD_PARTS - base) % slice_ns;
 
 	return ahead_ns > slice_ns / 2 ? (s64)(ahead_ns - slice_ns)
 				       : (s64)ahead_ns;
 }
 
-/* Does such a tick end the turn for which it was meant? */
+/* Was the turn that such a tick ends made for it? */
 static inline bool tick_is_near(s64 lateness, s64 slice_ns)
 {
 	return lateness <= slice_ns / TICK_PARTS &&

@@ -32,7 +32,7 @@ fn a_turn_ends_shortly_before_the_tick_that_notices() {
     let left = unsafe { turn_left(tick + MS / 100, base, slice) };
     assert!(tick + MS / 100 + left < tick + slice);
     // Started too late to be worth it: to the tick after the next.
-    let late = tick + slice - slice / 8 - slice / 20;
+    let late = tick + slice - slice / u64::from(TICK_LEAD_PARTS) - slice / u64::from(TURN_PARTS) + 1;
     let left = unsafe { turn_left(late, base, slice) };
     assert!(late + left > tick + slice && late + left < tick + 2 * slice);
 }
@@ -67,14 +67,15 @@ fn an_exception_holds_whatever_the_score() {
 }
 
 proptest! {
-    /// Whoever starts between the same two ends, ends with the others or one turn later; no turn is shorter than a
-    /// 16th of a slice or longer than 17 of them.
+    /// Whoever starts between the same two ends, ends with the others or one turn later; no turn is much
+    /// shorter than a switch is worth, or longer by more than that.
     #[test]
     fn turns_end_together(base in 0u64..1 << 50, after in 0u64..1 << 40, slice in 1_000u64..100 * MS) {
         let now = base + after;
         let left = unsafe { turn_left(now, base, slice) };
         prop_assert_eq!((now + left - base) % slice, 0);
-        prop_assert!(left >= slice / 16 && left <= slice + slice / 16);
+        let least = slice / u64::from(TURN_PARTS);
+        prop_assert!(left >= least && left <= slice + least);
     }
 
     /// A turn's number is that of its end, whenever one starts to run to it.
@@ -138,7 +139,7 @@ proptest! {
         prop_assert_eq!(moved.wrapping_sub(base) as i64, drift);
         prop_assert_eq!(unsafe { turn_number(tick, base, slice) }, unsafe { turn_number(tick, moved, slice) });
         // The turn is over when the tick comes.
-        prop_assert_eq!(unsafe { turn_left(tick, moved, slice) }, slice - slice / 8);
+        prop_assert_eq!(unsafe { turn_left(tick, moved, slice) }, slice - slice / u64::from(TICK_LEAD_PARTS));
     }
 
     /// Ticks may be late: turns are soon made for those in time, by whichever tick they were made before.
@@ -191,7 +192,8 @@ proptest! {
     #[test]
     fn a_base_in_the_future_does_no_harm(base in 1u64 << 30..1 << 50, before in 0u64..1 << 29, slice in 1_000u64..100 * MS) {
         let left = unsafe { turn_left(base - before, base, slice) };
-        prop_assert!(left >= slice / 16 && left <= slice + slice / 16);
+        let least = slice / u64::from(TURN_PARTS);
+        prop_assert!(left >= least && left <= slice + least);
     }
 }
 
