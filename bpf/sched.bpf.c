@@ -358,8 +358,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		if (!tc &&
 		    (serve_heir(c, cpu, now) || resume_turn(c, cpu, now)))
 			return;
-		if (tc && owes_yield(c, tc->group, now) && c->yield_slice_ns &&
-		    serve_yield(c, cpu, c->yield_slice_ns))
+		if (tc && hands_turn_on(c, cpu, tc->group, now))
 			return;
 	}
 	if (balance(c, cpu, tc ? lookup_group(tc->group) : NULL, now))

@@ -159,7 +159,7 @@ struct cpu_state {
 	u32 yield_queue; /* in which the target waits */
 	u32 yield_group; /* the VM */
 	u32 yield_mechanism; /* that chose the target */
-	u64 yield_slice_ns; /* what the yielder had left of its turn */
+	u64 yield_turn_until_ns; /* end of the turn that the yielder hands on */
 	u64 yield_until_ns; /* when the offer is stale */
 
 	u32 lanes[LANES_PER_CPU]; /* subset lanes; any CPU, CAS from 0 */

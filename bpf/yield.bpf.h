@@ -244,7 +244,7 @@ static void owe_yield(struct cpu_state *c, struct task_ctx *giver, s32 pid,
 	/* One is owed at a time. */
 	if (c->yield_pid)
 		end_yield(c, false);
-	c->yield_slice_ns = loan_slice(now, c->slice_until_ns, slice_ns);
+	c->yield_turn_until_ns = c->slice_until_ns;
 	c->yield_queue = choice->queue;
 	c->yield_group = giver->group;
 	c->yield_mechanism = mechanism;
@@ -297,6 +297,18 @@ static bool serve_yield(struct cpu_state *c, s32 cpu, u64 slice)
 
 	end_yield(c, served);
 	return served;
+}
+
+/* Does the target of the yield that @c, of @cpu, owes to group @id take over the turn of
+ * the yielder? The dispatch may come long after the yield. */
+static bool hands_turn_on(struct cpu_state *c, s32 cpu, u32 id, u64 now)
+{
+	u64 left_ns;
+
+	if (!owes_yield(c, id, now))
+		return false;
+	left_ns = loan_slice(now, c->yield_turn_until_ns, slice_ns);
+	return left_ns && serve_yield(c, cpu, left_ns);
 }
 
 #endif /* COHORT_YIELD_BPF_H */
