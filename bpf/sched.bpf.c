@@ -234,8 +234,7 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 
 	if (!(enq_flags & SCX_ENQ_WAKEUP)) {
 		if (tc->is_vcpu && tc->last_cpu == cpu && !tc->stopped_at_ns &&
-		    is_on(MECH_RESUME) &&
-		    !filled_in(g, tc->group, lane_id, now))
+		    !c->gave_way && is_on(MECH_RESUME))
 			interrupt_turn(c, p->pid, queue_id, now);
 		return;
 	}
@@ -341,6 +340,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 	u64 now = scx_bpf_now(), turn = turn_for_windows(now);
 	struct front front = {};
 	struct queue *q;
+	bool called;
 	u32 i;
 
 	if (!c)
@@ -352,9 +352,10 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 	}
 	if (leaves_hook(c, cpu, prev, tc))
 		return;
+	called = gives_way(c, turn);
 	if (serve_borrower(c, cpu, now))
 		return;
-	if (!gives_way(c, turn)) {
+	if (!called) {
 		if (!tc &&
 		    (serve_heir(c, cpu, now) || resume_turn(c, cpu, now)))
 			return;

@@ -128,6 +128,7 @@ struct cpu_state {
 	u32 window_group; /* this VM; 0: in none */
 	u32 window_lane; /* in which its task waited */
 	u64 called_turn; /* in which it fills in for a window, and is wanted there */
+	u32 gave_way; /* at the last dispatch, for that */
 	u32 crowd; /* turns until the last group that waits for it has one, on
 		      average, times CROWD_ONE */
 	u64 ticks_since_ns; /* turns_set_ns as it was when these were 0: */

@@ -290,17 +290,6 @@ static __always_inline bool fills_in(const struct cpu_state *c,
 			     width));
 }
 
-/* Does a vCPU of @g that ran on @lane until now only fill in there, as the turn is
- * another VM's? */
-static bool filled_in(const struct group *g, u32 id, u32 lane_id, u64 now)
-{
-	struct lane *lane = lookup_lane(lane_id);
-	u64 turn = turn_for_windows(now);
-
-	return turn && lane && window_turn(g) != turn &&
-	       others_window(lane, id, turn);
-}
-
 /* Show the window of queue @id, of a VM, on its lane; false if that shows another VM's
  * already, of which vCPUs wait or are about to. */
 static bool show_window(u32 id, struct queue *q, u64 turn)
@@ -345,13 +334,12 @@ static bool call_filler(struct group *g, u32 lane_id, u64 now)
 }
 
 /* Was @c, which is to choose, called into another VM's window in @turn? Then nobody of
- * the VM that filled in goes on there without a look at who waits. */
+ * the VM that filled in goes on there without a look at who waits, now or later. */
 static bool gives_way(struct cpu_state *c, u64 turn)
 {
-	bool called = turn && c->called_turn == turn;
-
+	c->gave_way = turn && c->called_turn == turn;
 	c->called_turn = 0;
-	return called;
+	return c->gave_way;
 }
 
 /*
