@@ -300,7 +300,9 @@ static bool serve_yield(struct cpu_state *c, s32 cpu, u64 slice)
 }
 
 /* Does the target of the yield that @c, of @cpu, owes to group @id take over the turn of
- * the yielder? The dispatch may come long after the yield. */
+ * the yielder? What is left of that is known at a dispatch only: in ops.yield(),
+ * scx_bpf_now() may be milliseconds old, as the kernel keeps the clock that another
+ * CPU read when it took a task from this one (only rq_unpin_lock() drops it). */
 static bool hands_turn_on(struct cpu_state *c, s32 cpu, u32 id, u64 now)
 {
 	u64 left_ns;
