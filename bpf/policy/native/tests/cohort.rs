@@ -32,7 +32,8 @@ fn a_turn_ends_shortly_before_the_tick_that_notices() {
     let left = unsafe { turn_left(tick + MS / 100, base, slice) };
     assert!(tick + MS / 100 + left < tick + slice);
     // Started too late to be worth it: to the tick after the next.
-    let late = tick + slice - slice / u64::from(TICK_LEAD_PARTS) - slice / u64::from(TURN_PARTS) + 1;
+    let late =
+        tick + slice - slice / u64::from(TICK_LEAD_PARTS) - slice / u64::from(TURN_PARTS) + 1;
     let left = unsafe { turn_left(late, base, slice) };
     assert!(late + left > tick + slice && late + left < tick + 2 * slice);
 }
