@@ -672,7 +672,7 @@ void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 		follow_crowd(c, turns_before_last(c, cpu, g));
 	follow_ticks(c, now);
 	charge(p, tc, c, now);
-	/* The kernel takes no interrupt's time from a slice, but turns end by the clock. */
+	/* Turns end by the clock; a slice lasts longer by what interrupts took. */
 	over = !p->scx.slice || !vtime_before(now, c->slice_until_ns);
 	stops = throttled_by(tc->group) || stops_for_sibling(tc, now);
 	if (over || stops)

@@ -21,8 +21,7 @@
 #include "fair.h"
 
 enum cohort_consts {
-	TICK_LEAD_PARTS =
-		32, /* of a slice: a turn ends so long before a tick */
+	TICK_LEAD_PARTS = 32, /* of a slice: from a turn's end to a tick */
 	TICK_PARTS = 8, /* of a slice: ticks that differ by more are others' */
 	TICKS_DOUBT = 8, /* that may be far from their turns' ends */
 	TURN_PARTS = 32, /* of a turn: less than one is not worth a switch */

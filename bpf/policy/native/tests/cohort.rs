@@ -68,8 +68,8 @@ fn an_exception_holds_whatever_the_score() {
 }
 
 proptest! {
-    /// Whoever starts between the same two ends, ends with the others or one turn later; no turn is much
-    /// shorter than a switch is worth, or longer by more than that.
+    /// Whoever starts between the same two ends, ends with the others or one turn later; no turn is shorter
+    /// than is worth a switch, or longer than a slice by more than that.
     #[test]
     fn turns_end_together(base in 0u64..1 << 50, after in 0u64..1 << 40, slice in 1_000u64..100 * MS) {
         let now = base + after;
