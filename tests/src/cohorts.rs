@@ -200,8 +200,8 @@ fn halts_between_waits() -> Result<()> {
     let asking = |name| -> Result<Guest> {
         let asks = |other: u32| format!("compute 40us; ipi {other} 0x4{other}; wait-answer; ");
         let spec = Spec::new(name)
-            .vcpu(&format!("loop: {}sleep 20us", asks(1).repeat(20)))
-            .vcpu(&format!("loop: {}sleep 20us", asks(0).repeat(15)));
+            .vcpu(format!("loop: {}sleep 20us", asks(1).repeat(20)))
+            .vcpu(format!("loop: {}sleep 20us", asks(0).repeat(15)));
         Guest::start(&spec.pause_window("20us".parse()?))
     };
     let guests = [asking("one")?, asking("two")?];
