@@ -81,7 +81,7 @@ const WINDOW: Duration = Duration::from_secs(3);
 const MS: u64 = 1_000_000;
 /// Of their ready time that siblings may wait behind each other on four CPUs; without windows 28 % were seen.
 const STACKED_PCT: f64 = 10.0;
-/// Of the time of vCPUs that halt now and then, what they may wait behind each other. Seen: 0.5 to 0.7 %, and 2.8 to 3.4 %
+/// Of the time of vCPUs that halt now and then, what they may wait behind each other. Seen: 0.5 to 1.2 %, and 2.8 to 3.4 %
 /// when a CPU that filled in did not come back.
 const STACKED_BETWEEN_WAITS_PCT: f64 = 1.7;
 /// Of the windows of cohorts, those in which not all vCPUs run that could. Seen: 2 to 3 % on a machine that does nothing else, 5 to
