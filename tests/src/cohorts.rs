@@ -81,7 +81,7 @@ const WINDOW: Duration = Duration::from_secs(3);
 const MS: u64 = 1_000_000;
 /// Of their ready time that siblings may wait behind each other on four CPUs; without windows 28 % were seen.
 const STACKED_PCT: f64 = 10.0;
-/// Of the time of vCPUs that halt now and then, what they may wait behind each other. Seen: 0.5 to 1.2 %, and 2.8 to 3.4 %
+/// Of the time of vCPUs that halt now and then, what they may wait behind each other. Seen: 0.5 to 1.2 %, and 2.7 to 3.4 %
 /// when a CPU that filled in did not come back.
 const STACKED_BETWEEN_WAITS_PCT: f64 = 1.7;
 /// Of the windows of cohorts, those in which not all vCPUs run that could. Seen: 2 to 3 % on a machine that does nothing else, 5 to
@@ -106,6 +106,15 @@ fn stats_of(guests: &[Guest]) -> Result<Vec<VmStats>> {
     guests.iter().map(stats).collect()
 }
 
+/// What Cohort, started with `options`, counts of `guests` in a window.
+fn stats_under_cohort(options: &[&str], guests: &[Guest]) -> Result<Vec<VmStats>> {
+    let cohort = start_cohort_with(options)?;
+    sleep(WINDOW);
+    let vms = stats_of(guests)?;
+    stop_cohort(cohort)?;
+    Ok(vms)
+}
+
 /// Two VMs whose two vCPUs each need a lock, and one whose vCPUs compute.
 fn two_pairs_and_a_calm_vm() -> Result<[Guest; 3]> {
     Ok([
@@ -123,10 +132,7 @@ fn windows_open() -> Result<()> {
 /// All of `guests` have windows; those that `wait` are cohorts, and no more than a part `most` of theirs is not whole, of
 /// none of them twice as many.
 fn open_for_all(guests: &[Guest], wait: &[bool], most: f64) -> Result<()> {
-    let cohort = start_cohort()?;
-    sleep(WINDOW);
-    let vms = stats_of(guests)?;
-    stop_cohort(cohort)?;
+    let vms = stats_under_cohort(&[], guests)?;
     for (vm, waits) in vms.iter().zip(wait) {
         print(&vm.name, vm);
         ensure!(
@@ -206,10 +212,7 @@ fn halts_between_waits() -> Result<()> {
     };
     let guests = [asking("one")?, asking("two")?];
     best_of_three(|| {
-        let cohort = start_cohort()?;
-        sleep(WINDOW);
-        let vms = stats_of(&guests)?;
-        stop_cohort(cohort)?;
+        let vms = stats_under_cohort(&[], &guests)?;
         for vm in &vms {
             print(&vm.name, vm);
             println!("    stacked {:.2} % of its time", vm.stacked_pct);
@@ -581,13 +584,8 @@ fn exceptions() -> Result<()> {
 fn not_stacked() -> Result<()> {
     let guests = [Guest::start(&locked("pair", 2)?)?, Guest::busy("calm", 2)?];
     let stacked = |options: &[&str]| -> Result<f64> {
-        let cohort = start_cohort_with(options)?;
-        sleep(WINDOW);
-        let mut percents = Vec::new();
-        for guest in &guests {
-            percents.push(vm_stats(guest.micro.pid() as u32)?.stacked_pct);
-        }
-        stop_cohort(cohort)?;
+        let vms = stats_under_cohort(options, &guests)?;
+        let percents: Vec<f64> = vms.iter().map(|vm| vm.stacked_pct).collect();
         println!("    {options:?}: stacked {percents:.2?} %");
         Ok(percents.iter().sum::<f64>() / 2.0)
     };
