@@ -31,6 +31,33 @@ static void name_heir(struct cpu_state *c, s32 pid, u32 queue_id)
 	c->heir.until_ns = c->slice_until_ns;
 }
 
+/* The vCPU @woken waits for @cpu. Did a running sibling wake it there, one that will
+ * leave it the CPU soon? */
+static bool is_left_to(struct task_ctx *woken, s32 cpu, u64 now)
+{
+	struct task_ctx *tc = current_ctx();
+
+	if (!tc || !tc->is_vcpu || !woken->is_vcpu ||
+	    tc->group != woken->group || cpu != bpf_get_smp_processor_id())
+		return false;
+	if (tc->woke_sibling_ns)
+		tc->handovers = handovers(tc->handovers, false);
+	tc->woke_sibling_ns = now;
+	return is_on(MECH_HEIR) && hands_over(tc->handovers);
+}
+
+/* @tc sleeps: did it leave its CPU to a sibling? */
+static void note_sleep(struct task_ctx *tc, u64 now)
+{
+	u64 after_ns = now - tc->woke_sibling_ns;
+
+	if (!tc->woke_sibling_ns)
+		return;
+	tc->woke_sibling_ns = 0;
+	tc->handovers =
+		handovers(tc->handovers, handed_over(after_ns, slice_ns));
+}
+
 /* The task that ran on @c, of @cpu, sleeps: does its heir run? */
 static bool serve_heir(struct cpu_state *c, s32 cpu, u64 now)
 {

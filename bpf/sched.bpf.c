@@ -23,6 +23,7 @@
 #include "policy/cohort.h"
 #include "policy/deboost.h"
 #include "policy/fair.h"
+#include "policy/heir.h"
 #include "policy/ipi.h"
 #include "policy/skew.h"
 #include "policy/target.h"
@@ -194,7 +195,7 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 	u32 lane_id, queue_id;
 	struct queue *q;
 	struct group *g;
-	bool called;
+	bool left, called;
 
 	if (!tc || !c)
 		return;
@@ -230,7 +231,8 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 	queue_add_waiter(queue_id, q, vtime);
 	/* A CPU may have gone idle since: see cohort_update_idle(). */
 	lane_kick_idle(lane_id);
-	called = tc->is_vcpu && call_filler(g, lane_id, now);
+	left = (enq_flags & SCX_ENQ_WAKEUP) && is_left_to(tc, cpu, now);
+	called = tc->is_vcpu && !left && call_filler(g, lane_id, now);
 
 	if (!(enq_flags & SCX_ENQ_WAKEUP)) {
 		if (tc->is_vcpu && tc->last_cpu == cpu && !tc->stopped_at_ns &&
@@ -628,6 +630,7 @@ void BPF_STRUCT_OPS(cohort_quiescent, struct task_struct *p, u64 deq_flags)
 	if (!tc)
 		return;
 	stop_waiting(tc);
+	note_sleep(tc, scx_bpf_now());
 	tc->ready_at_ns = 0;
 	tc->throttled_ns = 0;
 	tc->stopped_at_ns = 0;

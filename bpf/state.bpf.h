@@ -247,6 +247,9 @@ struct task_ctx {
 	u64 charged_at_ns; /* when that was, while it runs */
 	u64 run_at_ns; /* when it started running */
 
+	u64 woke_sibling_ns; /* when it woke one, and has not slept since; or 0 */
+	u32 handovers; /* how often it sleeps soon after, of HANDOVER_ONE */
+
 	u32 spins_in_kernel; /* its last spin exit was in guest kernel mode */
 	u32 yielded; /* a yield was accepted during that spin exit */
 

@@ -5,6 +5,7 @@
 #include "policy/cohort.h"
 #include "policy/deboost.h"
 #include "policy/fair.h"
+#include "policy/heir.h"
 #include "policy/ipi.h"
 #include "policy/skew.h"
 #include "policy/target.h"
