@@ -13,7 +13,9 @@ enum heir_consts {
 	HANDOVER_ONE = 256, /* it always did */
 	HANDOVER_MOSTLY = 192, /* of HANDOVER_ONE: it will */
 	HANDOVER_PARTS = 8, /* of an average: one time's part of it */
-	HANDOVER_SOON_PART = 32, /* of a slice: it sleeps soon */
+	HANDOVER_SOON_PART =
+		16, /* of a slice: it sleeps soon, as a rule also if
+				    KVM polls first (up to 200 us unless set) */
 };
 
 /* Did a vCPU that slept @after_ns after it had woken a sibling leave it its CPU? */

@@ -18,8 +18,9 @@ fn hands_over(average: u32) -> bool {
 
 #[test]
 fn who_sleeps_within_a_part_of_a_slice_left_its_cpu() {
-    assert!(unsafe { handed_over(SLICE / 32 - 1, SLICE) });
-    assert!(!unsafe { handed_over(SLICE / 32, SLICE) });
+    let soon = SLICE / u64::from(HANDOVER_SOON_PART);
+    assert!(unsafe { handed_over(soon - 1, SLICE) });
+    assert!(!unsafe { handed_over(soon, SLICE) });
     assert!(!unsafe { handed_over(u64::MAX, SLICE) });
 }
 
