@@ -13,12 +13,11 @@ enum heir_consts {
 	HANDOVER_ONE = 256, /* it always did */
 	HANDOVER_MOSTLY = 192, /* of HANDOVER_ONE: it will */
 	HANDOVER_PARTS = 8, /* of an average: one time's part of it */
-	HANDOVER_SOON_PART =
-		16, /* of a slice: it sleeps soon, as a rule also if
-				    KVM polls first (up to 200 us unless set) */
+	HANDOVER_SOON_PART = 16, /* of a slice: it sleeps soon */
 };
 
-/* Did a vCPU that slept @after_ns after it had woken a sibling leave it its CPU? */
+/* Did a vCPU that slept @after_ns after it had woken a sibling leave it its CPU? KVM
+ * may have polled for work in between, up to 200 us unless set otherwise. */
 static inline bool handed_over(u64 after_ns, u64 slice_ns)
 {
 	return after_ns < slice_ns / HANDOVER_SOON_PART;
