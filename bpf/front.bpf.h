@@ -268,20 +268,27 @@ __noinline int pack_front(struct cpu_state *c, u64 turn, struct front *front)
 }
 
 /* How many turns (times CROWD_ONE) of others the last group that waits for @cpu, on
- * which @g runs, has before it; those that wait in two lanes count twice. */
+ * which @tc of @g runs, has before it; those that wait in two lanes count twice. The
+ * queue of @g may be listed still, or again, as siblings wait: it is no other. */
 static u32 turns_before_last(struct cpu_state *c, s32 cpu,
-			     const struct group *g)
+			     const struct task_ctx *tc, const struct group *g)
 {
+	struct queue *own = lookup_queue(tc->queue_cached);
 	u32 i, turns = 0;
 
 	bpf_for(i, 0, nr_lanes(c)) {
 		s32 id = busy_lane(c, cpu, i);
 		struct lane *lane = id >= 0 ? lookup_lane(id) : NULL;
+		u32 others;
 
-		if (lane)
-			turns += turns_to_last(lane->nr_listed,
-					       tasks_at_once(g, lane->nr_cpus),
-					       lane->nr_cpus);
+		if (!lane)
+			continue;
+		others = lane->nr_listed;
+		if (others && own && own->lane == id &&
+		    own->state == QUEUE_LISTED)
+			others--;
+		turns += turns_to_last(others, tasks_at_once(g, lane->nr_cpus),
+				       lane->nr_cpus);
 	}
 	return turns;
 }

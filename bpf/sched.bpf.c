@@ -672,7 +672,7 @@ void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 		return;
 	g = lookup_group(tc->group);
 	if (g)
-		follow_crowd(c, turns_before_last(c, cpu, g));
+		follow_crowd(c, turns_before_last(c, cpu, tc, g));
 	follow_ticks(c, now);
 	charge(p, tc, c, now);
 	/* Turns end by the clock; a slice lasts longer by what interrupts took. */

@@ -67,6 +67,8 @@ static void follow_ticks(struct cpu_state *c, u64 now)
 	s64 lateness = tick_lateness(now, turns_ns, slice_ns);
 	s64 least = least_lateness(turns_late_ns, lateness, slice_ns);
 	u64 set_ns = turns_set_ns;
+	/* Set at this very tick, by a CPU that read its clock later. */
+	u64 age_ns = vtime_before(now, set_ns) ? 0 : now - set_ns;
 
 	if (c->ticks_since_ns != set_ns) {
 		c->ticks_since_ns = set_ns;
@@ -77,8 +79,9 @@ static void follow_ticks(struct cpu_state *c, u64 now)
 		c->ticks_near++;
 	else
 		c->ticks_far++;
-	if (now - set_ns <= TURNS_FRESH_NS &&
-	    !ticks_disagree(c->ticks_near, c->ticks_far)) {
+	if (age_ns <= TURNS_FRESH_NS &&
+	    !ticks_disagree(c->ticks_near, c->ticks_far) &&
+	    !(age_ns > slice_ns && tick_is_early(lateness, slice_ns))) {
 		/* All CPUs are here at once: they rarely have to write. */
 		if (least != turns_late_ns)
 			turns_late_ns = least;

@@ -140,6 +140,14 @@ static inline bool tick_is_near(s64 lateness, s64 slice_ns)
 	       lateness >= -slice_ns / TICK_PARTS;
 }
 
+/* Does such a tick come before the turn is over that was made for it? Then turns were
+ * made for a late one. */
+static inline bool tick_is_early(s64 lateness, s64 slice_ns)
+{
+	return tick_is_near(lateness, slice_ns) &&
+	       lateness < -slice_ns / TICK_LEAD_PARTS;
+}
+
 /*
  * The least of @least and the @lateness of one more tick, of those that are near
  * (@slice_ns: none was). Interrupts can be late, not early: one late tick must not

@@ -170,6 +170,18 @@ proptest! {
         prop_assert_eq!(unsafe { tick_lateness(start, base, slice) }, 0);
     }
 
+    /// A tick that comes before its turn is over shows that turns were made for a late one; none does so that comes as
+    /// late, or later.
+    #[test]
+    fn a_tick_in_time_shows_that_another_was_late(start in 1u64 << 30..1 << 50, late in 0..MS / 2, later in 0..MS / 2) {
+        let slice = 4 * MS;
+        let base = base_for(start + late, slice);
+        let early = |tick| unsafe { tick_is_early(tick_lateness(tick, base, slice), slice as i64) };
+        let over = unsafe { turn_left(start + slice / 2, base, slice) } <= slice / 2;
+        prop_assert_eq!(early(start + slice), !over);
+        prop_assert!(!early(start + slice + late + later));
+    }
+
     /// A VM that gives signs at an even rate has that rate for its score before long, rising or falling.
     #[test]
     fn a_score_comes_to_the_rate_of_the_signs(from in 0u64..1 << 32, per_ms in 0u64..1000) {
