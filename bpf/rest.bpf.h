@@ -31,28 +31,28 @@ static void name_heir(struct cpu_state *c, s32 pid, u32 queue_id)
 	c->heir.until_ns = c->slice_until_ns;
 }
 
-/* The vCPU @woken waits for @cpu. Did a running sibling wake it there, one that will
- * leave it the CPU soon? */
+/* @woken waits for @cpu. Did a running sibling wake it there, one that will leave it
+ * the CPU soon? What that one does is noted: see note_sleep(). */
 static bool is_left_to(struct task_ctx *woken, s32 cpu, u64 now)
 {
-	struct task_ctx *tc = current_ctx();
+	struct task_ctx *waker = waker_of(woken);
 
-	if (!tc || !tc->is_vcpu || !woken->is_vcpu ||
-	    tc->group != woken->group || cpu != bpf_get_smp_processor_id())
+	if (!waker || !waker->is_vcpu || cpu != bpf_get_smp_processor_id())
 		return false;
-	if (tc->woke_sibling_ns)
-		tc->handovers = handovers(tc->handovers, false);
-	tc->woke_sibling_ns = now;
-	return is_on(MECH_HEIR) && hands_over(tc->handovers);
+	if (waker->woke_sibling_ns)
+		waker->handovers = handovers(waker->handovers, false);
+	waker->woke_sibling_ns = now;
+	return is_on(MECH_HEIR) && hands_over(waker->handovers);
 }
 
 /* @tc sleeps: did it leave its CPU to a sibling? */
-static void note_sleep(struct task_ctx *tc, u64 now)
+static void note_sleep(struct task_ctx *tc)
 {
-	u64 after_ns = now - tc->woke_sibling_ns;
+	u64 after_ns;
 
 	if (!tc->woke_sibling_ns)
 		return;
+	after_ns = scx_bpf_now() - tc->woke_sibling_ns;
 	tc->woke_sibling_ns = 0;
 	tc->handovers =
 		handovers(tc->handovers, handed_over(after_ns, slice_ns));

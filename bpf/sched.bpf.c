@@ -19,6 +19,7 @@
 #include <scx/common.bpf.h>
 #include <scx/compat.bpf.h>
 #include "intf.h"
+#include "policy/average.h"
 #include "policy/balance.h"
 #include "policy/cohort.h"
 #include "policy/deboost.h"
@@ -77,11 +78,9 @@ static bool runnable_here(const struct task_struct *p)
 static s32 waiting_place(struct task_struct *p, struct task_ctx *tc,
 			 s32 prev_cpu)
 {
-	struct task_ctx *waker = current_ctx();
 	s32 cpu = bpf_get_smp_processor_id();
 
-	if (!tc || !tc->is_vcpu || !waker || waker->group != tc->group ||
-	    domain_of(cpu) != domain_of(prev_cpu) ||
+	if (!tc || !waker_of(tc) || domain_of(cpu) != domain_of(prev_cpu) ||
 	    !bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
 		return prev_cpu;
 	return cpu;
@@ -630,7 +629,7 @@ void BPF_STRUCT_OPS(cohort_quiescent, struct task_struct *p, u64 deq_flags)
 	if (!tc)
 		return;
 	stop_waiting(tc);
-	note_sleep(tc, scx_bpf_now());
+	note_sleep(tc);
 	tc->ready_at_ns = 0;
 	tc->throttled_ns = 0;
 	tc->stopped_at_ns = 0;

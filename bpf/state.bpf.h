@@ -452,6 +452,14 @@ static struct task_ctx *current_ctx(void)
 	return lookup_task_may_fail(bpf_get_current_task_btf());
 }
 
+/* The running task, which wakes the vCPU @tc, if it is of the same VM; else NULL. */
+static struct task_ctx *waker_of(const struct task_ctx *tc)
+{
+	struct task_ctx *waker = tc->is_vcpu ? current_ctx() : NULL;
+
+	return waker && waker->group == tc->group ? waker : NULL;
+}
+
 static __always_inline struct task_ctx *lookup_task(struct task_struct *p)
 {
 	struct task_ctx *tc = lookup_task_may_fail(p);

@@ -18,6 +18,7 @@
 #ifndef COHORT_POLICY_COHORT_H
 #define COHORT_POLICY_COHORT_H
 
+#include "average.h"
 #include "fair.h"
 
 enum cohort_consts {
@@ -27,7 +28,6 @@ enum cohort_consts {
 	TURN_PARTS = 32, /* of a turn: less than one is not worth a switch */
 	TURN_HALVINGS = 3, /* a turn is at least an eighth of a slice */
 	CROWD_ONE = 256, /* of averages of competitors */
-	CROWD_PARTS = 8, /* of an average: a tick's part of it */
 	SYNC_ONE = 1024, /* of scores */
 	SYNC_ON = 200, /* signs per second of CPU time that make a cohort */
 	SYNC_OFF = 50, /* and below which it is none any more */
@@ -84,9 +84,7 @@ static inline u32 turns_to_last(u32 waiting, u32 width, u32 cpus)
  */
 static inline u32 crowd(u32 average, u32 turns)
 {
-	s32 change = (s32)turns - (s32)average;
-
-	return (u32)((s32)average + change / CROWD_PARTS);
+	return moving_average(average, turns);
 }
 
 /*

@@ -9,10 +9,11 @@
 #ifndef COHORT_POLICY_HEIR_H
 #define COHORT_POLICY_HEIR_H
 
+#include "average.h"
+
 enum heir_consts {
 	HANDOVER_ONE = 256, /* it always did */
 	HANDOVER_MOSTLY = 192, /* of HANDOVER_ONE: it will */
-	HANDOVER_PARTS = 8, /* of an average: one time's part of it */
 	HANDOVER_SOON_PART = 16, /* of a slice: it sleeps soon */
 };
 
@@ -27,9 +28,7 @@ static inline bool handed_over(u64 after_ns, u64 slice_ns)
  * after one more time at which it @did. */
 static inline u32 handovers(u32 average, bool did)
 {
-	s32 change = (did ? HANDOVER_ONE : 0) - (s32)average;
-
-	return (u32)((s32)average + change / HANDOVER_PARTS);
+	return moving_average(average, did ? HANDOVER_ONE : 0);
 }
 
 /* Will it, then? */

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /* Every policy header, for the native build. */
 #include "intf.h"
+#include "policy/average.h"
 #include "policy/balance.h"
 #include "policy/cohort.h"
 #include "policy/deboost.h"
