@@ -44,26 +44,32 @@ __noinline int lane_detach(u32 id)
 	return 0;
 }
 
-static void lane_put(u32 id)
+static void free_lane(u32 id)
 {
-	struct lane *lane = lookup_lane(id);
-
-	if (!lane || __sync_sub_and_fetch(&lane->users, 1))
-		return;
 	lane_detach(id);
 	give_number(&free_lanes, &host_stats.lanes_used, id);
 }
 
-/* Does lane @id hold exactly the CPUs of @cpus? */
-static bool lane_is(struct lane *lane, const struct cpumask *cpus)
+static void lane_put(u32 id)
+{
+	struct lane *lane = lookup_lane(id);
+
+	if (lane && !__sync_sub_and_fetch(&lane->users, 1))
+		free_lane(id);
+}
+
+/* Does @lane hold exactly the @nr CPUs of its domain that @p may run on? */
+static bool lane_is(struct lane *lane, const struct task_struct *p, u32 nr)
 {
 	struct bpf_cpumask *mask;
 	bool same = false;
 
+	if (lane->nr_cpus != nr)
+		return false;
 	bpf_rcu_read_lock();
 	mask = lane->mask;
 	if (mask)
-		same = bpf_cpumask_equal(cast_mask(mask), cpus);
+		same = bpf_cpumask_subset(cast_mask(mask), p->cpus_ptr);
 	bpf_rcu_read_unlock();
 	return same;
 }
@@ -102,78 +108,125 @@ static bool lane_attach(u32 id, u32 cpu)
 	return false;
 }
 
-/* A lane for the CPUs of @cpus, with one user; 0: no lane, or no place in the
- * list of one of the CPUs, was free. Consumes @cpus. */
-static u32 make_lane(struct bpf_cpumask *cpus)
+/* Lane @id, with all that it will ever need: an enqueue can allocate nothing. */
+static int init_lane(u32 id)
 {
-	struct bpf_cpumask *old;
+	struct lane *lane = lookup_lane(id);
+	struct bpf_cpumask *mask = NULL;
+	u32 i;
+
+	if (!lane)
+		return -EINVAL;
+	bpf_for(i, 0, ALLOCATION_TRIES) {
+		mask = bpf_cpumask_create();
+		if (mask)
+			break;
+	}
+	if (!mask)
+		return -ENOMEM;
+	mask = bpf_kptr_xchg(&lane->mask, mask);
+	if (mask)
+		bpf_cpumask_release(mask);
+	return 0;
+}
+
+/* Is @cpu in @domain_id, and may @p run on it, if one is given? */
+static bool is_in_subset(u32 cpu, u32 domain_id, const struct task_struct *p)
+{
+	return domain_of(cpu) == domain_id &&
+	       (!p || bpf_cpumask_test_cpu(cpu, p->cpus_ptr));
+}
+
+/* Into @lane, of which nobody knows: the CPUs of @domain_id that @p may run on, or,
+ * without one, all of it. */
+static void fill_lane(struct lane *lane, u32 domain_id,
+		      const struct task_struct *p)
+{
+	struct bpf_cpumask *mask;
+	u32 cpu, nr = 0;
+
+	bpf_rcu_read_lock();
+	mask = lane->mask;
+	if (mask) {
+		bpf_cpumask_clear(mask);
+		bpf_for(cpu, 0, nr_cpus) {
+			if (!is_in_subset(cpu, domain_id, p))
+				continue;
+			bpf_cpumask_set_cpu(cpu, mask);
+			nr++;
+		}
+	}
+	bpf_rcu_read_unlock();
+	lane->nr_cpus = nr;
+}
+
+/* A lane for the CPUs of @domain_id that @p may run on, with one user; 0: no lane, or
+ * no place in the list of one of the CPUs, was free. */
+static u32 make_lane(const struct task_struct *p, u32 domain_id)
+{
 	struct lane *lane;
 	bool complete = true;
 	u32 id, cpu;
 
-	if (!take_number(&free_lanes, &host_stats.lanes_used, &id)) {
-		bpf_cpumask_release(cpus);
+	if (!take_number(&free_lanes, &host_stats.lanes_used, &id))
 		return 0;
-	}
 	lane = lookup_lane(id);
-	if (!lane) {
-		bpf_cpumask_release(cpus);
+	if (!lane)
+		return 0;
+	fill_lane(lane, domain_id, p);
+	bpf_for(cpu, 0, nr_cpus)
+		if (is_in_subset(cpu, domain_id, p) && !lane_attach(id, cpu))
+			complete = false;
+	if (!complete) {
+		free_lane(id);
 		return 0;
 	}
-	lane->nr_cpus = bpf_cpumask_weight(cast_mask(cpus));
-	lane->users = 1;
-	bpf_for(cpu, 0, nr_cpus)
-		if (bpf_cpumask_test_cpu(cpu, cast_mask(cpus)) &&
-		    !lane_attach(id, cpu))
-			complete = false;
-	old = bpf_kptr_xchg(&lane->mask, cpus);
-	if (old)
-		bpf_cpumask_release(old);
-	if (complete)
-		return id;
-	lane_put(id);
-	return 0;
+	/* From now on others find it. */
+	__sync_lock_test_and_set(&lane->users, 1);
+	return id;
 }
 
-/* The lane that holds the part of @p's affinity in @domain_id, found or made. */
-static u32 subset_lane(struct task_struct *p, u32 domain_id)
+/* One of the CPUs of @domain_id that @p may run on; NULL: there is none. */
+static struct cpu_state *any_in_subset(const struct task_struct *p,
+				       u32 domain_id)
 {
 	struct lane *whole = lookup_lane(FIRST_DOMAIN_LANE + domain_id);
-	struct bpf_cpumask *mine, *mask;
-	struct cpu_state *first;
-	u32 slot, cpu;
+	struct bpf_cpumask *mask;
+	u32 cpu = nr_cpus;
 
 	if (!whole)
-		return 0;
-	mine = bpf_cpumask_create();
-	if (!mine)
-		return 0;
+		return NULL;
 	bpf_rcu_read_lock();
 	mask = whole->mask;
 	if (mask)
-		bpf_cpumask_and(mine, cast_mask(mask), p->cpus_ptr);
+		cpu = bpf_cpumask_any_and_distribute(cast_mask(mask),
+						     p->cpus_ptr);
 	bpf_rcu_read_unlock();
+	return cpu < nr_cpus ? lookup_cpu(cpu) : NULL;
+}
 
-	/* Every CPU of a lane lists it: the first one's list is enough. */
-	cpu = bpf_cpumask_first(cast_mask(mine));
-	first = cpu < nr_cpus ? lookup_cpu(cpu) : NULL;
-	if (!first) {
-		bpf_cpumask_release(mine);
+/* The lane that holds the part of @p's affinity in @domain_id, found or made. */
+static u32 subset_lane(const struct task_struct *p, u32 domain_id)
+{
+	struct cpu_state *any = any_in_subset(p, domain_id);
+	u32 slot, cpu, nr = 0;
+
+	if (!any)
 		return 0;
-	}
+	bpf_for(cpu, 0, nr_cpus)
+		nr += is_in_subset(cpu, domain_id, p);
+	/* Every CPU of a lane lists it: one list is enough. */
 	bpf_for(slot, 0, LANES_PER_CPU) {
-		u32 id = first->lanes[slot & (LANES_PER_CPU - 1)];
+		u32 id = any->lanes[slot & (LANES_PER_CPU - 1)];
 		struct lane *lane;
 
 		if (!id)
 			continue;
 		lane = lookup_lane(id);
-		if (lane && lane_is(lane, cast_mask(mine)) && lane_get(lane)) {
-			bpf_cpumask_release(mine);
+		if (lane && lane_is(lane, p, nr) && lane_get(lane))
 			return id;
-		}
 	}
-	return make_lane(mine);
+	return make_lane(p, domain_id);
 }
 
 /* May @p run on every CPU of the domain? */

@@ -214,10 +214,35 @@ __noinline int queue_park(u32 lane_id, u32 id, u32 capped_id)
 	return 0;
 }
 
+/* Queue @id, with all that it will ever need: an enqueue can allocate nothing. */
+static int init_queue(u32 id)
+{
+	struct queue *q = lookup_queue(id);
+	struct queue_node *node = NULL;
+	s32 err;
+	u32 i;
+
+	if (!q)
+		return -EINVAL;
+	err = scx_bpf_create_dsq(id, -1);
+	if (err)
+		return err;
+	bpf_for(i, 0, ALLOCATION_TRIES) {
+		node = bpf_obj_new(typeof(*node));
+		if (node)
+			break;
+	}
+	if (!node)
+		return -ENOMEM;
+	node = bpf_kptr_xchg(&q->node, node);
+	if (node)
+		bpf_obj_drop(node);
+	return bpf_map_push_elem(&free_queues, &id, 0);
+}
+
 static u32 make_queue(u32 group_id, u32 lane_id)
 {
 	struct queue_key key = { .group = group_id, .lane = lane_id };
-	struct queue_node *node;
 	struct group *g;
 	struct queue *q;
 	u32 id, i, *known;
@@ -228,14 +253,6 @@ static u32 make_queue(u32 group_id, u32 lane_id)
 	q = lookup_queue(id);
 	if (!g || !q)
 		return 0;
-	node = bpf_obj_new(typeof(*node));
-	if (!node) {
-		give_number(&free_queues, &host_stats.queues_used, id);
-		return 0;
-	}
-	node = bpf_kptr_xchg(&q->node, node);
-	if (node)
-		bpf_obj_drop(node);
 	q->group = group_id;
 	q->lane = lane_id;
 	q->nr_waiting = 0;

@@ -842,23 +842,13 @@ void BPF_STRUCT_OPS(cohort_cpu_offline, s32 cpu)
 
 static int init_domain_lane(u32 domain_id)
 {
-	struct lane *lane = lookup_lane(FIRST_DOMAIN_LANE + domain_id);
-	struct bpf_cpumask *mask;
-	u32 cpu;
+	u32 id = FIRST_DOMAIN_LANE + domain_id;
+	struct lane *lane = lookup_lane(id);
+	s32 err = init_lane(id);
 
-	if (!lane)
-		return -EINVAL;
-	mask = bpf_cpumask_create();
-	if (!mask)
-		return -ENOMEM;
-	bpf_for(cpu, 0, nr_cpus)
-		if (domain_of(cpu) == domain_id)
-			bpf_cpumask_set_cpu(cpu, mask);
-	lane->nr_cpus = bpf_cpumask_weight(cast_mask(mask));
-	mask = bpf_kptr_xchg(&lane->mask, mask);
-	if (mask)
-		bpf_cpumask_release(mask);
-	return 0;
+	if (!err && lane)
+		fill_lane(lane, domain_id, NULL);
+	return err;
 }
 
 s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_init)
@@ -873,6 +863,9 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_init)
 	}
 	bpf_for(i, 0, MAX_SUBSETS) {
 		id = FIRST_SUBSET_LANE + i;
+		err = init_lane(id);
+		if (err)
+			return err;
 		bpf_map_push_elem(&free_lanes, &id, 0);
 	}
 	bpf_for(i, 0, nr_cpus) {
@@ -893,11 +886,9 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_init)
 			return err;
 	}
 	bpf_for(i, 1, MAX_QUEUES) {
-		id = i;
-		err = scx_bpf_create_dsq(i, -1);
+		err = init_queue(i);
 		if (err)
 			return err;
-		bpf_map_push_elem(&free_queues, &id, 0);
 	}
 	return 0;
 }

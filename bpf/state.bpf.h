@@ -18,6 +18,8 @@ enum {
 	WINDOW_BITS = 11, /* of a number of CPUs */
 	WINDOW_CPUS = 1 << WINDOW_BITS,
 	CACHE_LINE = 128, /* two lines: the prefetcher takes pairs */
+	ALLOCATION_TRIES = 1 << 20, /* while loading: an interrupt, soon due,
+				       brings a program more memory */
 };
 
 /* Set by Rust before loading. */

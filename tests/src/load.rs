@@ -16,8 +16,8 @@ use serde_json::Value;
 
 use crate::Test;
 use crate::host::{
-    Guest, PATIENCE, Setting, busy, cohort_stats, lab, locked, refused, refused_without_root,
-    start_cohort, stop_cohort, vcpus_of, vm_stats, watch,
+    Guest, HostLoad, PATIENCE, Setting, busy, cohort_stats, lab, locked, refused,
+    refused_without_root, start_cohort, stop_cohort, vcpus_of, vm_stats, watch,
 };
 
 pub const TESTS: &[Test] = &[
@@ -29,6 +29,10 @@ pub const TESTS: &[Test] = &[
     (
         "a_vm_started_after_it_is_recognised_and_forgotten",
         newer_vm,
+    ),
+    (
+        "a_start_under_load_has_a_queue_for_each_cgroup",
+        crowded_start,
     ),
     (
         "kvm_loaded_after_it_is_noticed_and_seen_into",
@@ -83,6 +87,28 @@ fn newer_vm() -> Result<()> {
     ensure!(
         vm_stats(pid).is_err(),
         "the VM is gone, but not its statistics"
+    );
+    stop_cohort(cohort)
+}
+
+/// All tasks of the host come at once: nobody may be left to the kernel's global queue.
+fn crowded_start() -> Result<()> {
+    const CGROUPS: usize = 20;
+    let cpus = lab()?.guest_cpus;
+    let _loads = (0..CGROUPS)
+        .map(|number| HostLoad::start(&format!("crowd{number}"), &[0], &cpus))
+        .collect::<Result<Vec<_>>>()?;
+    let cohort = start_cohort()?;
+    let stats = cohort_stats()?;
+    ensure!(
+        stats.queues_used >= CGROUPS as u64,
+        "{} queues for {CGROUPS} cgroups that compute",
+        stats.queues_used
+    );
+    ensure!(
+        stats.exhausted == 0,
+        "{} times no queue, group or lane was free",
+        stats.exhausted
     );
     stop_cohort(cohort)
 }

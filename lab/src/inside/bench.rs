@@ -11,7 +11,9 @@ use clap::ValueEnum;
 use super::booted::{BootedGuest, GuestSpec, Workload, start_all};
 use super::info::LabInfo;
 use super::report::CaseResult;
-use super::windows::{Timing, longest_operation, operations, run_alone, run_windows, values};
+use super::windows::{
+    Subject, Timing, longest_operation, operations, run_alone, run_windows, values,
+};
 use cohort::compare::report::{Comparison, Setting, label};
 use cohort::compare::rounds::arm_names;
 use cohort::compare::scheduler::Scheduler;
@@ -25,6 +27,7 @@ pub const RESULTS_PATH: &str = "/out/results.jsonl";
 /// A guest is up after 1.4 s of lab time at a dilation of 20; at 1, three at a time need most of a minute.
 pub(super) const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
 const ALONE_WINDOWS: usize = 2;
+const NEIGHBOUR_VCPUS: u32 = 2;
 
 /// A case: a workload and a number of VMs.
 #[derive(Clone, Debug, PartialEq)]
@@ -110,6 +113,9 @@ pub struct Options {
     /// Offer guests KVM's paravirtual spin locks, TLB flushes, IPIs and yields
     #[arg(long)]
     pub paravirtual: bool,
+    /// Let the guests of this case, of two vCPUs each, run beside; only the others' operations count
+    #[arg(long, value_name = "CASE")]
+    pub beside: Option<Case>,
     /// Compare stock with this: "cohort", "cohort OPTIONS…", "stock" (to see the noise), "watched" (stock, with
     /// `cohort watch` beside it) or any command line; may be repeated
     #[arg(long = "scheduler", value_name = "COMMAND", default_value = "cohort")]
@@ -163,11 +169,23 @@ impl Options {
 
     /// The guests of `case`.
     pub fn guests(&self, case: &Case, lab: &LabInfo) -> Vec<GuestSpec> {
+        self.named_guests("vm", case, self.vcpus, lab)
+    }
+
+    /// Those that run beside.
+    fn neighbours(&self, lab: &LabInfo) -> Vec<GuestSpec> {
+        let beside = self.beside.iter();
+        beside
+            .flat_map(|case| self.named_guests("beside", case, NEIGHBOUR_VCPUS, lab))
+            .collect()
+    }
+
+    fn named_guests(&self, name: &str, case: &Case, vcpus: u32, lab: &LabInfo) -> Vec<GuestSpec> {
         let workload = self.workload(&case.workload, lab);
         (1..=case.vms)
             .map(|number| GuestSpec {
                 paravirtual: self.paravirtual,
-                ..GuestSpec::new(&format!("vm{number}"), self.vcpus, workload.clone())
+                ..GuestSpec::new(&format!("{name}{number}"), vcpus, workload.clone())
             })
             .collect()
     }
@@ -180,9 +198,17 @@ impl Options {
 pub fn run(lab: &LabInfo, case: &Case, options: &Options) -> Result<()> {
     let schedulers = options.schedulers()?;
     let specs = options.guests(case, lab);
-    println!("{case}: {} guests are booting", specs.len());
+    let beside = options.neighbours(lab);
+    let name = match &options.beside {
+        Some(neighbours) => format!("{case} beside {neighbours}"),
+        None => case.to_string(),
+    };
+    println!("{name}: {} guests are booting", specs.len() + beside.len());
     let mut guests = start_all(lab, specs.clone(), BOOT_TIMEOUT)?;
+    let mut neighbours = start_all(lab, beside, BOOT_TIMEOUT)?;
+    set_frozen(&mut neighbours, true)?;
     let alone = measure_alone(&mut guests, options.timing())?;
+    set_frozen(&mut neighbours, false)?;
     let Timing { window, settle } = options.timing();
     let setting = Setting::begin(&lab.kernel, window, settle);
     let windows = run_windows(
@@ -192,9 +218,10 @@ pub fn run(lab: &LabInfo, case: &Case, options: &Options) -> Result<()> {
         options.pairs,
         print_window,
     )
-    .with_context(|| format!("Case {case} failed"))?;
+    .with_context(|| format!("Case {name} failed"))?;
+    neighbours.iter_mut().try_for_each(Subject::ensure_alive)?;
     let result = CaseResult {
-        case: case.to_string(),
+        case: name,
         lab: lab.clone(),
         guests: specs,
         alone: values(&alone, &operations()),
@@ -205,6 +232,12 @@ pub fn run(lab: &LabInfo, case: &Case, options: &Options) -> Result<()> {
     result.append_to(Path::new(RESULTS_PATH))?;
     println!("\n{}", result.text());
     result.check_floor()
+}
+
+fn set_frozen(guests: &mut [BootedGuest], frozen: bool) -> Result<()> {
+    guests
+        .iter_mut()
+        .try_for_each(|guest| guest.set_frozen(frozen))
 }
 
 fn measure_alone(guests: &mut [BootedGuest], timing: Timing) -> Result<Vec<Window>> {
