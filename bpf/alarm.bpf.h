@@ -10,7 +10,6 @@
 #define COHORT_ALARM_BPF_H
 
 enum {
-	TICK_NS = 4000000, /* the longest of usual kernels, at 250 Hz */
 	LEAVE_HOOK_NS = 2000, /* in which a program's end is reached */
 	LEAVE_TRIES = 4, /* then it is preempted there */
 };
@@ -23,10 +22,14 @@ static bool set_alarm(s32 cpu, u64 after_ns)
 	       !bpf_timer_start(&alarm->timer, after_ns, BPF_F_TIMER_CPU_PIN);
 }
 
-/* Does the slice of whoever runs on @c end between two ticks? */
-static bool ends_between_ticks(const struct cpu_state *c)
+/* When the slice of whoever runs on @c is to end, if no tick will do it; else 0. */
+static u64 ends_between_ticks(const struct cpu_state *c)
 {
-	return turns_halved || c->lent_pid || slice_ns < TICK_NS;
+	if (c->lent_pid || !ticks_meet_turns(turn_length(), tick_ns))
+		return c->slice_until_ns;
+	/* When the ticks of other CPUs come. */
+	return c->ticks_miss ? c->slice_until_ns + tick_ns / TICK_LEAD_PARTS
+			     : 0;
 }
 
 /* The running @tc, of @g, has a slice on @c, of @cpu, from @now on: whatever must
@@ -34,16 +37,13 @@ static bool ends_between_ticks(const struct cpu_state *c)
 static void watch_slice(s32 cpu, struct cpu_state *c, struct group *g,
 			struct task_ctx *tc, u64 now)
 {
-	u64 at_ns = c->slice_until_ns;
-	bool ends_early = ends_between_ticks(c);
-	bool skew = watches_skew(g, tc);
+	u64 at_ns = ends_between_ticks(c);
 
 	c->relaxed_pid = 0; /* its alarm is, or may be, set anew */
-	if (!skew && !ends_early)
-		return;
-	if (skew && (!ends_early || vtime_before(now + skew_check_ns, at_ns)))
+	if (watches_skew(g, tc) &&
+	    (!at_ns || vtime_before(now + skew_check_ns, at_ns)))
 		at_ns = now + skew_check_ns;
-	if (vtime_before(now, at_ns))
+	if (at_ns && vtime_before(now, at_ns))
 		set_alarm(cpu, at_ns - now);
 }
 

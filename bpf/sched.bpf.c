@@ -856,7 +856,9 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_init)
 	u32 i, id;
 	s32 err;
 
-	turns_late_ns = slice_ns;
+	loaded_ns = scx_bpf_now();
+	loaded_jiffies = bpf_jiffies64();
+	turns_late_ns = tick_ns;
 	bpf_for(i, 1, MAX_GROUPS) {
 		id = i;
 		bpf_map_push_elem(&free_groups, &id, 0);

@@ -48,8 +48,12 @@ volatile u32 mechanisms = (1U << NR_MECH) - 1;
  * second, as is when that was. */
 u64 turns_ns;
 u64 turns_set_ns;
-/* How late ticks have come since, at least; the slice: none was near. */
+/* How late ticks have come since, at least; a tick: none was near. */
 s64 turns_late_ns;
+/* From tick to tick; with turns_ns, by what the kernel counted since loading. */
+u64 tick_ns = TICK_NS;
+u64 loaded_ns;
+u64 loaded_jiffies;
 /* How often a slice is halved to make a turn; written by ticks: more often at
  * any, less often with turns_ns. */
 u32 turns_halved;
@@ -134,8 +138,9 @@ struct cpu_state {
 	u32 crowd; /* turns until the last group that waits for it has one, on
 		      average, times CROWD_ONE */
 	u64 ticks_since_ns; /* turns_set_ns as it was when these were 0: */
-	u32 ticks_near; /* ticks that ended the turn they were meant for */
-	u32 ticks_far; /* and that did not */
+	u32 ticks_near; /* ticks that came when turns end */
+	u32 ticks_far; /* and others */
+	bool ticks_miss; /* most are others: an alarm ends turns */
 
 	/* The running vCPU yields in a moment, though KVM did not ask. */
 	s32 relaxed_pid;

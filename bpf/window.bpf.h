@@ -18,6 +18,7 @@ enum {
 	MAX_COHORT_QUEUES = 64, /* of a VM, in which a window is opened */
 	WINDOW_TRIES = 8, /* to count a CPU in while others do */
 	TURNS_FRESH_NS = 1000000000, /* turns follow ticks each second */
+	TURNS_STALE_NS = 2000000000, /* if nobody's meet them, anybody's */
 };
 
 /* The id of the turn to whose end a task that starts now runs; 0: there are no
@@ -61,27 +62,39 @@ static void follow_crowd(struct cpu_state *c, u32 turns)
 		turns_halved = halvings;
 }
 
-/* A tick came: turns follow the ticks. */
-static void follow_ticks(struct cpu_state *c, u64 now)
+/* A tick came with @lateness: do those of @c end turns? Counted anew with each move
+ * of turns. */
+static void judge_ticks(struct cpu_state *c, s64 lateness)
 {
-	s64 lateness = tick_lateness(now, turns_ns, slice_ns);
-	s64 least = least_lateness(turns_late_ns, lateness, slice_ns);
-	u64 set_ns = turns_set_ns;
-	/* Set at this very tick, by a CPU that read its clock later. */
-	u64 age_ns = vtime_before(now, set_ns) ? 0 : now - set_ns;
-
-	if (c->ticks_since_ns != set_ns) {
-		c->ticks_since_ns = set_ns;
+	if (c->ticks_since_ns != turns_set_ns) {
+		c->ticks_since_ns = turns_set_ns;
 		c->ticks_near = 0;
 		c->ticks_far = 0;
 	}
-	if (tick_is_near(lateness, slice_ns))
+	if (tick_is_near(lateness, tick_ns))
 		c->ticks_near++;
 	else
 		c->ticks_far++;
-	if (age_ns <= TURNS_FRESH_NS &&
-	    !ticks_disagree(c->ticks_near, c->ticks_far) &&
-	    !(age_ns > slice_ns && tick_is_early(lateness, slice_ns))) {
+	c->ticks_miss =
+		ticks_miss_turns(c->ticks_near, c->ticks_far, c->ticks_miss);
+}
+
+/* A tick came: turns follow the ticks of most CPUs. On the others, and on all where
+ * ticks and turns are not of a length, an alarm ends turns (watch_slice()). */
+static void follow_ticks(struct cpu_state *c, u64 now)
+{
+	bool meet = ticks_meet_turns(slice_ns, tick_ns);
+	s64 lateness = tick_lateness(now, turns_ns, tick_ns);
+	s64 least = least_lateness(turns_late_ns, lateness, tick_ns);
+	u64 set_ns = turns_set_ns;
+	/* Set at this very tick, by a CPU that read its clock later. */
+	u64 age_ns = vtime_before(now, set_ns) ? 0 : now - set_ns;
+	bool early =
+		meet && age_ns > slice_ns && tick_is_early(lateness, tick_ns);
+
+	judge_ticks(c, lateness);
+	if (!early && age_ns <= (meet && c->ticks_miss ? TURNS_STALE_NS
+						       : TURNS_FRESH_NS)) {
 		/* All CPUs are here at once: they rarely have to write. */
 		if (least != turns_late_ns)
 			turns_late_ns = least;
@@ -91,9 +104,12 @@ static void follow_ticks(struct cpu_state *c, u64 now)
 	 * as before, and the crowd would be gone. */
 	if (__sync_val_compare_and_swap(&turns_set_ns, set_ns, now) != set_ns)
 		return;
-	turns_ns = turn_base(turns_ns, least, lateness, slice_ns, c->ticks_near,
-			     c->ticks_far);
-	turns_late_ns = slice_ns;
+	if (meet)
+		turns_ns = turn_base(turns_ns, least, lateness, tick_ns,
+				     c->ticks_miss);
+	tick_ns =
+		tick_period(now - loaded_ns, bpf_jiffies64() - loaded_jiffies);
+	turns_late_ns = tick_ns;
 	turns_halved = is_on(MECH_SHORT_TURNS)
 			       ? turn_halvings_after(slice_ns, ready_wait_ns,
 						     turns_crowd, turns_halved)

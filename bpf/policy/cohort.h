@@ -22,9 +22,12 @@
 #include "fair.h"
 
 enum cohort_consts {
-	TICK_LEAD_PARTS = 32, /* of a slice: from a turn's end to a tick */
-	TICK_PARTS = 8, /* of a slice: ticks that differ by more are others' */
-	TICKS_DOUBT = 8, /* that may be far from their turns' ends */
+	TICK_NS = 4000000, /* at 250 Hz, until it is known */
+	TICKS_ENOUGH = 50, /* to know it */
+	TICK_RATES = 50, /* Hz: kernels tick at multiples of it */
+	TICK_LEAD_PARTS = 32, /* of a tick: from a turn's end to a tick */
+	TICK_PARTS = 8, /* of a tick: ticks that differ by more are others' */
+	TICKS_DOUBT = 8, /* that may be far from turns' ends, or near again */
 	TURN_PARTS = 32, /* of a turn: less than one is not worth a switch */
 	TURN_HALVINGS = 3, /* a turn is at least an eighth of a slice */
 	CROWD_ONE = 256, /* of averages of competitors */
@@ -36,6 +39,7 @@ enum cohort_consts {
 	SYNC_EVENTS_MOST = 1 << 20, /* that are counted at once */
 };
 
+#define NS_PER_S  1000000000ULL
 #define SYNC_MOST (1ULL << 32) /* the highest score: 4 million a second */
 
 /*
@@ -116,63 +120,85 @@ static inline u32 turn_halvings_after(u64 slice_ns, u64 wait_ns, u32 average,
 	return slow < before ? slow : before;
 }
 
-/*
- * How much later (ns; before: negative) @tick comes than the ticks for which the
- * turns from @base on are made: a tick ends a slice only if that is over, so
- * turns end shortly before ticks do come, at once on all CPUs. Very shortly: a vCPU
- * that halts in between hands its CPU to the next turn, while its siblings' go on
- * with this one.
- */
-static inline s64 tick_lateness(u64 tick, u64 base, u64 slice_ns)
+/* The time (ns) from tick to tick where the kernel counted @ticks in @elapsed_ns. */
+static inline u64 tick_period(u64 elapsed_ns, u64 ticks)
 {
-	u64 ahead_ns = (tick - slice_ns / TICK_LEAD_PARTS - base) % slice_ns;
+	u64 rate;
 
-	return ahead_ns > slice_ns / 2 ? (s64)(ahead_ns - slice_ns)
-				       : (s64)ahead_ns;
+	if (ticks < TICKS_ENOUGH || !elapsed_ns)
+		return TICK_NS;
+	rate = (ticks * NS_PER_S + elapsed_ns / 2) / elapsed_ns;
+	rate = (rate + TICK_RATES / 2) / TICK_RATES * TICK_RATES;
+	return rate ? NS_PER_S / rate : TICK_NS;
 }
 
-/* Was the turn that such a tick ends made for it? */
-static inline bool tick_is_near(s64 lateness, s64 slice_ns)
+/* Can ticks, @tick_ns apart, come at the ends of all turns of @turn_ns? */
+static inline bool ticks_meet_turns(u64 turn_ns, u64 tick_ns)
 {
-	return lateness <= slice_ns / TICK_PARTS &&
-	       lateness >= -slice_ns / TICK_PARTS;
+	return !(turn_ns % tick_ns);
+}
+
+/*
+ * How much later (ns; before: negative) @tick comes than the ticks, @tick_ns apart,
+ * for which the turns from @base on are made: a tick ends a slice only if that is
+ * over, so turns end shortly before ticks do come, at once on all CPUs. Very shortly:
+ * a vCPU that halts in between hands its CPU to the next turn, while its siblings' go
+ * on with this one.
+ */
+static inline s64 tick_lateness(u64 tick, u64 base, u64 tick_ns)
+{
+	u64 ahead_ns = (tick - tick_ns / TICK_LEAD_PARTS - base) % tick_ns;
+
+	return ahead_ns > tick_ns / 2 ? (s64)(ahead_ns - tick_ns)
+				      : (s64)ahead_ns;
+}
+
+/* Were turns made for such a tick? */
+static inline bool tick_is_near(s64 lateness, s64 tick_ns)
+{
+	return lateness <= tick_ns / TICK_PARTS &&
+	       lateness >= -tick_ns / TICK_PARTS;
 }
 
 /* Does such a tick come before the turn is over that was made for it? Then turns were
  * made for a late one. */
-static inline bool tick_is_early(s64 lateness, s64 slice_ns)
+static inline bool tick_is_early(s64 lateness, s64 tick_ns)
 {
-	return tick_is_near(lateness, slice_ns) &&
-	       lateness < -slice_ns / TICK_LEAD_PARTS;
+	return tick_is_near(lateness, tick_ns) &&
+	       lateness < -tick_ns / TICK_LEAD_PARTS;
 }
 
 /*
  * The least of @least and the @lateness of one more tick, of those that are near
- * (@slice_ns: none was). Interrupts can be late, not early: one late tick must not
+ * (@tick_ns: none was). Interrupts can be late, not early: one late tick must not
  * move all turns, or those that are in time find them not over.
  */
-static inline s64 least_lateness(s64 least, s64 lateness, s64 slice_ns)
+static inline s64 least_lateness(s64 least, s64 lateness, s64 tick_ns)
 {
-	return tick_is_near(lateness, slice_ns) && lateness < least ? lateness
-								    : least;
-}
-
-/* Is it clear, after so many ticks of one CPU, that turns were made for others? */
-static inline bool ticks_disagree(u32 near, u32 far)
-{
-	return far > near + TICKS_DOUBT;
+	return tick_is_near(lateness, tick_ns) && lateness < least ? lateness
+								   : least;
 }
 
 /*
- * Where turns are to begin after a time in which @least was the least lateness,
- * the last one being @lateness: @base, moved so that turns keep their numbers.
- * The clock of ticks may drift against this one. If of one CPU's ticks more were
- * @far than @near, turns were made for ticks that are late.
+ * Do a CPU's ticks, @near and @far from turns' ends, come at other times than these,
+ * as those of some CPUs do all the time (skew_tick=1)? Where that is not clear it
+ * is as @before.
  */
-static inline u64 turn_base(u64 base, s64 least, s64 lateness, s64 slice_ns,
-			    u32 near, u32 far)
+static inline bool ticks_miss_turns(u32 near, u32 far, bool before)
 {
-	return base + (far <= near && least < slice_ns ? least : lateness);
+	return before ? near <= far + TICKS_DOUBT : far > near + TICKS_DOUBT;
+}
+
+/*
+ * Where turns are to begin after a time in which @least was the least lateness of
+ * ticks, the last one being @lateness: @base, moved so that turns keep their numbers.
+ * The clock of ticks may drift against this one. If the ticks of this CPU
+ * @miss turns, those of no other met them.
+ */
+static inline u64 turn_base(u64 base, s64 least, s64 lateness, s64 tick_ns,
+			    bool miss)
+{
+	return base + (!miss && least < tick_ns ? least : lateness);
 }
 
 /*
@@ -189,7 +215,7 @@ static inline u64 sync_score(u64 score, u64 events, u64 used_ns)
 		return score;
 	if (events > SYNC_EVENTS_MOST)
 		events = SYNC_EVENTS_MOST;
-	rate = events * SYNC_ONE * 1000000000 / used_ns;
+	rate = events * SYNC_ONE * NS_PER_S / used_ns;
 	if (rate > SYNC_MOST)
 		rate = SYNC_MOST;
 	over_ns = rate > score ? SYNC_RISE_NS : SYNC_FALL_NS;
