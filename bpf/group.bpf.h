@@ -375,6 +375,7 @@ static u32 make_group(u32 kind, u32 parent, u32 weight)
 	g->sync_events = 0;
 	g->sync_run_ns = 0;
 	g->window = 0;
+	g->early = 0;
 	g->window_full = 0;
 	g->active_weight = 0;
 	g->average_weight = 0;

@@ -130,9 +130,10 @@ struct cpu_state {
 	u64 prev_run_ns; /* how long it ran */
 
 	u64 slice_until_ns; /* end of the running task's slice */
-	u64 window_turn; /* the turn in whose window it serves */
-	u32 window_group; /* this VM; 0: in none */
+	u64 window_turn; /* the turn in which it serves */
+	u32 window_group; /* this VM; 0: none */
 	u32 window_lane; /* in which its task waited */
+	bool window_open; /* in a window that was open; else it came early */
 	u64 called_turn; /* in which it fills in for a window, and is wanted there */
 	u32 gave_way; /* at the last dispatch, for that */
 	u32 crowd; /* turns until the last group that waits for it has one, on
@@ -220,6 +221,7 @@ struct group {
 	 * lanes show it. */
 	u64 window; /* id of the turn and, in the lowest WINDOW_BITS, how
 		       many CPUs serve it; compare-and-swap */
+	u64 early; /* the same of those that ran it in a turn before */
 	u64 window_full; /* id of the last turn in which all did that could */
 	u64 window_bound; /* virtual time: groups before it are not held up */
 	u64 window_at_ns; /* when it began */

@@ -153,10 +153,19 @@ static u64 window_turn(const struct group *g)
 	return g->window >> WINDOW_BITS;
 }
 
-/* How many CPUs serve @g in that window. */
+/* How many CPUs @counted holds, if it is of @turn. */
+static u32 cpus_in(u64 counted, u64 turn)
+{
+	return counted >> WINDOW_BITS == turn ? counted & (WINDOW_CPUS - 1) : 0;
+}
+
+/* How many CPUs serve @g in that window, those that ran a vCPU before it opened
+ * included. */
 static u32 window_cpus(const struct group *g)
 {
-	return g->window & (WINDOW_CPUS - 1);
+	u64 turn = window_turn(g);
+
+	return cpus_in(g->window, turn) + cpus_in(g->early, turn);
 }
 
 /* Has @g a window in @turn, and not all CPUs yet that its vCPUs could use? */
@@ -168,38 +177,29 @@ static bool window_wants(const struct group *g, u64 turn)
 	       cpus < g->nr_runnable;
 }
 
-/* One CPU more, or (@change -1) less, serves the window, in @turn, of which @window
- * counts the CPUs. Returns how many do; 0: it is none of that turn any more. */
-static u32 window_count(u64 *window, u64 turn, s32 change)
+/* One CPU more, or (@change -1) less, serves in @turn, if @counted is of that. */
+static void window_count(u64 *counted, u64 turn, s32 change)
 {
 	u32 i;
 
 	bpf_for(i, 0, WINDOW_TRIES) {
-		u64 before = *window;
+		u64 before = *counted;
 
-		if (before >> WINDOW_BITS != turn)
-			break;
-		if (__sync_val_compare_and_swap(window, before,
+		if (before >> WINDOW_BITS != turn ||
+		    __sync_val_compare_and_swap(counted, before,
 						before + change) == before)
-			return (before + change) & (WINDOW_CPUS - 1);
+			return;
 	}
-	return 0;
 }
 
-/* The same for all windows of lane @lane_id. */
-static void lane_count(u32 lane_id, u64 turn, s32 change)
+/* One CPU more serves in @turn, if it is the first one @counted is of another. */
+static void window_count_in(u64 *counted, u64 turn)
 {
-	struct lane *lane = lookup_lane(lane_id);
-	u64 before, first = turn << WINDOW_BITS | 1;
+	u64 before = *counted, first = turn << WINDOW_BITS | 1;
 
-	if (!lane)
-		return;
-	before = lane->serving;
-	if (change > 0 && before >> WINDOW_BITS != turn &&
-	    __sync_val_compare_and_swap(&lane->serving, before, first) ==
-		    before)
-		return;
-	window_count(&lane->serving, turn, change);
+	if (before >> WINDOW_BITS == turn ||
+	    __sync_val_compare_and_swap(counted, before, first) != before)
+		window_count(counted, turn, 1);
 }
 
 /* How many vCPUs of @g, or tasks of it, want to run at once on @lane. */
@@ -216,46 +216,65 @@ static u32 cpus_left(const struct cpu_state *c, struct lane *lane, u64 turn)
 {
 	struct queue *shown = lookup_queue(window_queue(lane, turn));
 	struct group *g = shown ? lookup_group(shown->group) : NULL;
-	u32 served = lane->serving >> WINDOW_BITS == turn
-			     ? lane->serving & (WINDOW_CPUS - 1)
-			     : 0;
+	u32 served = cpus_in(lane->serving, turn);
 	u32 awaited = 0;
 
 	if (g && window_wants(g, turn))
 		awaited = tasks_at_once(g, g->window_wanted) - window_cpus(g);
-	if (served && c->window_turn == turn)
+	if (served && c->window_turn == turn && c->window_open)
 		served--;
 	return window_left(lane->nr_cpus, served, awaited);
 }
 
-/* @c runs @tc, a task of @g, from @now on: it serves that one's window, if it has
- * one, and no other. */
+/* @c serves no window any more. */
+static void leave_window(struct cpu_state *c)
+{
+	struct group *g =
+		c->window_group ? lookup_group(c->window_group) : NULL;
+	struct lane *lane;
+
+	c->window_group = 0;
+	if (!g)
+		return;
+	if (!c->window_open) {
+		window_count(&g->early, c->window_turn, -1);
+		return;
+	}
+	window_count(&g->window, c->window_turn, -1);
+	lane = lookup_lane(c->window_lane);
+	if (lane)
+		window_count(&lane->serving, c->window_turn, -1);
+}
+
+/* @c runs @tc, a task of @g, from @now on: it serves that one's window, or if it is
+ * a VM that has none in this turn yet, is early for it; and no other. */
 static void serve_window(struct cpu_state *c, struct task_ctx *tc,
 			 struct group *g, u64 now)
 {
-	u64 turn = window_turn(g);
-	u32 id = tc->group;
-	struct group *left;
+	u64 turn = turn_for_windows(now);
+	bool open = window_turn(g) == turn;
+	u32 id = turn && is_vm(g) ? tc->group : 0;
+	struct lane *lane;
 
-	if (turn != turn_for_windows(now))
-		turn = 0;
-	if (!turn)
-		id = 0;
-	if (c->window_group == id && c->window_turn == turn)
+	if (c->window_group == id && c->window_turn == turn &&
+	    c->window_open == open)
 		return;
-	left = c->window_group ? lookup_group(c->window_group) : NULL;
-	if (left) {
-		window_count(&left->window, c->window_turn, -1);
-		lane_count(c->window_lane, c->window_turn, -1);
-	}
+	leave_window(c);
 	c->window_group = id;
 	c->window_turn = turn;
+	c->window_open = open;
 	c->window_lane = tc->cached_lane;
-	if (!turn)
+	if (!id)
 		return;
-	lane_count(c->window_lane, turn, 1);
-	if (window_count(&g->window, turn, 1) < g->window_wanted ||
-	    g->window_full == turn)
+	if (!open) {
+		window_count_in(&g->early, turn);
+		return;
+	}
+	lane = lookup_lane(c->window_lane);
+	if (lane)
+		window_count_in(&lane->serving, turn);
+	window_count(&g->window, turn, 1);
+	if (window_cpus(g) < g->window_wanted || g->window_full == turn)
 		return;
 	g->window_full = turn;
 	/* Who opened it may have read its clock later. */

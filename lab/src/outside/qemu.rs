@@ -246,6 +246,9 @@ impl Machine<'_> {
         if self.accelerator == Accelerator::Tcg {
             // TCG's SVM has no pause filter and KVM asks for it by CPUID: with it, KVM intercepts PAUSE.
             parameters.push_str(" setcpuid=pausefilter,pfthreshold");
+            // Else a watchdog compares the TSC with another clock first; where that takes too long, as it does in half of all
+            // boots, timers are as coarse as ticks and these come at different times on each CPU.
+            parameters.push_str(" tsc=reliable");
         }
         if self.dilation > 1.0 {
             // The check of the IO-APIC timer assumes at most 4 GHz; a dilated TSC looks like 52 GHz.

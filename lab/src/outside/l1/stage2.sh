@@ -45,6 +45,17 @@ elif grep -qw vmx /proc/cpuinfo; then
 	modprobe kvm-intel nested=0
 fi
 
+# Timers as coarse as ticks, and these at other times on each CPU, are those of no host that runs guests.
+looks=0
+while grep -q "hres_active *: 0" /proc/timer_list; do
+	looks=$((looks + 1))
+	if [ $looks = 200 ]; then
+		echo "L1's kernel has no high-resolution timers: /proc/timer_list" >&2
+		exit 1
+	fi
+	sleep 0.05
+done
+
 set +e
 echo ready >&3
 setsid sh /cohort/command </dev/null >$stdout 2>&1 3>&- &
