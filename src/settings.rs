@@ -54,8 +54,8 @@ pub struct RunOptions {
     /// Shorter slices let a waiting vCPU run sooner, which helps guests that
     /// answer requests or hold locks; each switch costs a VM exit and warm
     /// caches, so longer slices give more throughput to guests that only
-    /// compute. Slices of 4000 and longer end at the kernel's tick, shorter ones
-    /// by a timer that each run sets. 100 to 100000.
+    /// compute. Slices that are a multiple of the kernel's tick (4000 at 250 Hz)
+    /// end at one, others by a timer that each run sets. 100 to 100000.
     #[arg(long, value_name = "MICROSECONDS", value_parser = parse_slice_us)]
     slice_us: Option<u64>,
 

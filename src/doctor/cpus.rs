@@ -51,9 +51,9 @@ pub fn findings(host: &Host) -> Vec<Finding> {
     {
         findings.push(Finding::new(
             "skew-tick",
-            Severity::Warning,
+            Severity::Note,
             "CPUs tick at different times (skew_tick=1)",
-            "the vCPUs of a VM begin their turns at a common tick",
+            "a turn begins on all CPUs at once: on all but some it takes a timer's interrupt",
             "remove skew_tick=1 from the kernel's command line",
         ));
     }
@@ -145,7 +145,7 @@ mod tests {
                 "proc/cmdline",
                 "quiet skew_tick=1\n",
                 "skew-tick",
-                Severity::Warning,
+                Severity::Note,
             ),
             (
                 "sys/fs/cgroup/cgroup.subtree_control",

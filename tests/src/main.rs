@@ -43,6 +43,8 @@ enum Suite {
     Cohorts,
     /// The same with four CPUs for guests: `lab boot --cpus 5`
     FourCpus,
+    /// No vCPU waits for too long; wants a lab dilated by 20
+    Waits,
     /// What the observer shows is true; wants a dilated lab
     Observe,
     /// VMs as libvirt makes them; undilated, as they boot
@@ -74,6 +76,7 @@ fn main() {
         Suite::Domains => shares::ACROSS_DOMAINS,
         Suite::Yields => yields::TESTS,
         Suite::Cohorts => cohorts::TESTS,
+        Suite::Waits => cohorts::WAITS,
         Suite::FourCpus => cohorts::ON_FOUR_CPUS,
         Suite::Observe => observe::TESTS,
         Suite::Libvirt => libvirt::TESTS,
