@@ -58,20 +58,18 @@ static void lane_put(u32 id)
 		free_lane(id);
 }
 
-/* Does @lane hold exactly the @nr CPUs of its domain that @p may run on? */
-static bool lane_is(struct lane *lane, const struct task_struct *p, u32 nr)
+/* May @p run on every CPU of @lane? */
+static bool covers_lane(struct lane *lane, const struct task_struct *p)
 {
 	struct bpf_cpumask *mask;
-	bool same = false;
+	bool covers = false;
 
-	if (lane->nr_cpus != nr)
-		return false;
 	bpf_rcu_read_lock();
 	mask = lane->mask;
 	if (mask)
-		same = bpf_cpumask_subset(cast_mask(mask), p->cpus_ptr);
+		covers = bpf_cpumask_subset(cast_mask(mask), p->cpus_ptr);
 	bpf_rcu_read_unlock();
-	return same;
+	return covers;
 }
 
 /* From now on @c looks at no less than its first @places lanes. */
@@ -223,27 +221,11 @@ static u32 subset_lane(const struct task_struct *p, u32 domain_id)
 		if (!id)
 			continue;
 		lane = lookup_lane(id);
-		if (lane && lane_is(lane, p, nr) && lane_get(lane))
+		if (lane && lane->nr_cpus == nr && covers_lane(lane, p) &&
+		    lane_get(lane))
 			return id;
 	}
 	return make_lane(p, domain_id);
-}
-
-/* May @p run on every CPU of the domain? */
-static bool covers_domain(struct task_struct *p, u32 domain_id)
-{
-	struct lane *lane = lookup_lane(FIRST_DOMAIN_LANE + domain_id);
-	struct bpf_cpumask *mask;
-	bool covers = false;
-
-	if (!lane)
-		return false;
-	bpf_rcu_read_lock();
-	mask = lane->mask;
-	if (mask)
-		covers = bpf_cpumask_subset(cast_mask(mask), p->cpus_ptr);
-	bpf_rcu_read_unlock();
-	return covers;
 }
 
 /* The affinity changed, or the task is gone: what was found is void. */
@@ -261,6 +243,7 @@ static void forget_lane(struct task_ctx *tc)
 static u32 lane_for(struct task_struct *p, struct task_ctx *tc, s32 cpu)
 {
 	u32 domain_id = domain_of(cpu);
+	struct lane *domain;
 
 	if (p->nr_cpus_allowed == 1 || is_migration_disabled(p))
 		return cpu;
@@ -268,7 +251,8 @@ static u32 lane_for(struct task_struct *p, struct task_ctx *tc, s32 cpu)
 		return tc->lane;
 
 	forget_lane(tc);
-	if (covers_domain(p, domain_id)) {
+	domain = lookup_lane(FIRST_DOMAIN_LANE + domain_id);
+	if (domain && covers_lane(domain, p)) {
 		tc->lane = FIRST_DOMAIN_LANE + domain_id;
 	} else {
 		tc->lane = tc->subset_lane = subset_lane(p, domain_id);

@@ -204,15 +204,13 @@ pub fn run(lab: &LabInfo, case: &Case, options: &Options) -> Result<()> {
         None => case.to_string(),
     };
     println!("{name}: {} guests are booting", specs.len() + beside.len());
-    let mut guests = start_all(lab, specs.clone(), BOOT_TIMEOUT)?;
-    let mut neighbours = start_all(lab, beside, BOOT_TIMEOUT)?;
-    set_frozen(&mut neighbours, true)?;
-    let alone = measure_alone(&mut guests, options.timing())?;
-    set_frozen(&mut neighbours, false)?;
+    let mut all = start_all(lab, [specs.clone(), beside].concat(), BOOT_TIMEOUT)?;
+    let alone = measure_alone(&mut all, options.timing())?;
+    let (guests, neighbours) = all.split_at_mut(specs.len());
     let Timing { window, settle } = options.timing();
     let setting = Setting::begin(&lab.kernel, window, settle);
     let windows = run_windows(
-        &mut guests,
+        guests,
         &schedulers,
         options.timing(),
         options.pairs,
@@ -232,12 +230,6 @@ pub fn run(lab: &LabInfo, case: &Case, options: &Options) -> Result<()> {
     result.append_to(Path::new(RESULTS_PATH))?;
     println!("\n{}", result.text());
     result.check_floor()
-}
-
-fn set_frozen(guests: &mut [BootedGuest], frozen: bool) -> Result<()> {
-    guests
-        .iter_mut()
-        .try_for_each(|guest| guest.set_frozen(frozen))
 }
 
 fn measure_alone(guests: &mut [BootedGuest], timing: Timing) -> Result<Vec<Window>> {
