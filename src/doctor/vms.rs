@@ -22,6 +22,16 @@ struct Vm {
     affinities: Vec<BTreeSet<usize>>,
 }
 
+impl Vm {
+    /// What its command line gives for `option`, each time.
+    fn values<'a>(&'a self, option: &'a str) -> impl Iterator<Item = &'a str> {
+        self.arguments
+            .windows(2)
+            .filter(move |pair| pair[0] == option)
+            .map(|pair| pair[1].as_str())
+    }
+}
+
 pub fn findings(host: &Host) -> Vec<Finding> {
     let vms = vms(&host.proc);
     let cpus = online_cpus(&host.sys).map_or(0, |cpus| cpus.len());
@@ -41,6 +51,7 @@ pub fn findings(host: &Host) -> Vec<Finding> {
             exitless(vm),
             stacked_pins(vm),
             windows(vm),
+            hpet(vm),
             wide(vm, cpus),
             far(vm, &nodes),
         ];
@@ -158,12 +169,10 @@ fn stacked_pins(vm: &Vm) -> Option<Finding> {
 /// A guest that runs Windows, told by its clock: without Hyper-V's interfaces it wakes up to a thousand times a second and
 /// spins on locks.
 fn windows(vm: &Vm) -> Option<Finding> {
-    let value = |option: &str| {
-        let place = vm.arguments.iter().position(|word| word == option)?;
-        vm.arguments.get(place + 1)
-    };
-    let local_time = value("-rtc").is_some_and(|rtc| rtc.contains("base=localtime"));
-    let enlightened = value("-cpu").is_some_and(|cpu| cpu.contains("hv-") || cpu.contains("hv_"));
+    let local_time = vm.values("-rtc").any(|rtc| rtc.contains("base=localtime"));
+    let enlightened = vm
+        .values("-cpu")
+        .any(|cpu| cpu.contains("hv-") || cpu.contains("hv_"));
     (local_time && !enlightened).then(|| {
         Finding::new(
             "windows",
@@ -171,6 +180,27 @@ fn windows(vm: &Vm) -> Option<Finding> {
             format!("{}: its clock is local time, as Windows wants it, but it has no Hyper-V enlightenments", vm.name),
             "an idle Windows then wakes up for its timer all the time, and its locks spin instead of yielding",
             "add <hyperv mode='passthrough'/> to the domain, or hv_stimer,hv_synic,hv_vpindex,hv_time,hv_spinlocks to -cpu",
+        )
+    })
+}
+
+/// A guest to which QEMU gives an HPET, as it does to PCs unless told otherwise. Linux leaves that for better timers while
+/// it boots, but QEMU 10.0 goes on to wake at each of its ticks.
+fn hpet(vm: &Vm) -> Option<Finding> {
+    let program = Path::new(vm.arguments.first()?).file_name()?;
+    let is_qemu = program.to_string_lossy().starts_with("qemu") || program == "kvm";
+    let machines: Vec<&str> = vm.values("-machine").chain(vm.values("-M")).collect();
+    let none = machines
+        .iter()
+        .any(|machine| machine.contains("hpet=off") || machine.contains("microvm"))
+        || vm.arguments.iter().any(|word| word == "-no-hpet");
+    (is_qemu && !none).then(|| {
+        Finding::new(
+            "hpet",
+            Severity::Note,
+            format!("{}: QEMU emulates an HPET for it", vm.name),
+            "QEMU may wake at each of its ticks, hundreds of times a second, though the guest has better timers: each time a vCPU loses its CPU",
+            "add <timer name='hpet' present='no'/> to the domain's <clock>, or hpet=off to -machine",
         )
     })
 }
@@ -282,7 +312,7 @@ mod tests {
         fixture
     }
 
-    const QEMU: [&str; 3] = ["qemu", "-name", "web"];
+    const QEMU: [&str; 5] = ["qemu", "-name", "web", "-machine", "q35,hpet=off"];
 
     fn host(cpus: &str) -> Fixture {
         Fixture::new().with(CPUS, cpus)
@@ -337,6 +367,24 @@ mod tests {
             severity(&with(&[], ["1", "2"]), "pinned-vcpus"),
             Severity::Note
         );
+    }
+
+    #[test]
+    fn an_hpet_is_found_where_qemu_emulates_one() {
+        let has_hpet = |arguments: &[&str]| {
+            let vm = vm_on(host("0-3\n"), arguments, ["0-3", "0-3"]);
+            findings(&vm.host())
+                .iter()
+                .any(|finding| finding.check == "hpet" && finding.severity == Severity::Note)
+        };
+        assert!(has_hpet(&["/usr/bin/qemu-system-x86_64", "-name", "web"]));
+        assert!(has_hpet(&["/usr/bin/kvm", "-machine", "type=q35"]));
+        assert!(!has_hpet(&[
+            "qemu", "-machine", "q35", "-machine", "hpet=off"
+        ]));
+        assert!(!has_hpet(&["qemu", "-M", "microvm"]));
+        assert!(!has_hpet(&["qemu", "-no-hpet"]));
+        assert!(!has_hpet(&["cloud-hypervisor"]));
     }
 
     #[test]

@@ -8,12 +8,10 @@ use std::time::Duration;
 use anyhow::{Context, Result, anyhow, ensure};
 use clap::ValueEnum;
 
-use super::booted::{BootedGuest, GuestSpec, Workload, start_all};
+use super::booted::{GuestSpec, Workload, start_all};
 use super::info::LabInfo;
 use super::report::CaseResult;
-use super::windows::{
-    Subject, Timing, longest_operation, operations, run_alone, run_windows, values,
-};
+use super::windows::{ALONE, Subject, Timing, longest_operation, operations, run_windows, values};
 use cohort::compare::report::{Comparison, Setting, label};
 use cohort::compare::rounds::arm_names;
 use cohort::compare::scheduler::Scheduler;
@@ -26,7 +24,6 @@ use crate::guest::{OWN_WORKLOADS, REAL_WORKLOADS};
 pub const RESULTS_PATH: &str = "/out/results.jsonl";
 /// A guest is up after 1.4 s of lab time at a dilation of 20; at 1, three at a time need most of a minute.
 pub(super) const BOOT_TIMEOUT: Duration = Duration::from_secs(120);
-const ALONE_WINDOWS: usize = 2;
 const NEIGHBOUR_VCPUS: u32 = 2;
 
 /// A case: a workload and a number of VMs.
@@ -205,19 +202,21 @@ pub fn run(lab: &LabInfo, case: &Case, options: &Options) -> Result<()> {
     };
     println!("{name}: {} guests are booting", specs.len() + beside.len());
     let mut all = start_all(lab, [specs.clone(), beside].concat(), BOOT_TIMEOUT)?;
-    let alone = measure_alone(&mut all, options.timing())?;
-    let (guests, neighbours) = all.split_at_mut(specs.len());
     let Timing { window, settle } = options.timing();
     let setting = Setting::begin(&lab.kernel, window, settle);
     let windows = run_windows(
-        guests,
+        &mut all,
+        specs.len(),
         &schedulers,
         options.timing(),
         options.pairs,
         print_window,
     )
     .with_context(|| format!("Case {name} failed"))?;
-    neighbours.iter_mut().try_for_each(Subject::ensure_alive)?;
+    all.iter_mut().try_for_each(Subject::ensure_alive)?;
+    let (alone, windows): (Vec<Window>, Vec<Window>) = windows
+        .into_iter()
+        .partition(|window| window.scheduler == ALONE);
     let result = CaseResult {
         case: name,
         lab: lab.clone(),
@@ -232,13 +231,6 @@ pub fn run(lab: &LabInfo, case: &Case, options: &Options) -> Result<()> {
     result.check_floor()
 }
 
-fn measure_alone(guests: &mut [BootedGuest], timing: Timing) -> Result<Vec<Window>> {
-    println!("one VM alone:");
-    let alone = run_alone(guests, 0, timing, ALONE_WINDOWS)?;
-    alone.iter().for_each(print_window);
-    Ok(alone)
-}
-
 /// Prints a window on one line.
 fn print_window(window: &Window) {
     let others = window
@@ -249,7 +241,7 @@ fn print_window(window: &Window) {
         .map(|(metric, value)| format!("{} {value:.1}", label(metric)))
         .collect();
     println!(
-        "pair {:<2} {:<8} {:>8.0} operations/s; {}",
+        "pair {:<2} {:<12} {:>8.0} operations/s; {}",
         window.round + 1,
         window.scheduler,
         window.numbers[&operations()],

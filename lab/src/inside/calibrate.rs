@@ -8,7 +8,7 @@ use anyhow::{Result, ensure};
 use super::bench::Options;
 use super::booted::{GuestSpec, Workload, start_all};
 use super::info::LabInfo;
-use super::windows::{operations, run_alone, values};
+use super::windows::{measure_alone, operations};
 use crate::guest::OWN_WORKLOADS;
 use cohort::compare::statistics::median;
 
@@ -70,8 +70,11 @@ fn rates(lab: &LabInfo, workload: &str, options: &Options) -> Result<[f64; 2]> {
     let mut guests = start_all(lab, specs.to_vec(), BOOT_TIMEOUT)?;
     let mut rates = [0.0; 2];
     for (index, rate) in rates.iter_mut().enumerate() {
-        let windows = run_alone(&mut guests, index, options.timing(), options.pairs)?;
-        *rate = median(&values(&windows, &operations()));
+        let rates = (0..options.pairs).map(|_| {
+            let (_, numbers) = measure_alone(&mut guests, index, options.timing())?;
+            Ok(numbers[&operations()])
+        });
+        *rate = median(&rates.collect::<Result<Vec<_>>>()?);
     }
     Ok(rates)
 }

@@ -24,7 +24,7 @@ pub struct CaseResult {
     pub lab: LabInfo,
     /// The guests.
     pub guests: Vec<GuestSpec>,
-    /// Operations per second of the first guest alone under the stock scheduler, by window.
+    /// Operations per second of the first guest alone under the stock scheduler, by round.
     pub alone: Vec<f64>,
     /// Its longest operation (ms) in each of them, of a workload that times them.
     #[serde(default)]
@@ -89,6 +89,15 @@ impl CaseResult {
                 number(median(&self.alone))
             );
         }
+        for scheduler in &self.comparison.schedulers {
+            let parts = self.parts_of_alone(scheduler);
+            if let Some(worst) = parts.iter().copied().reduce(f64::min) {
+                text += &format!(
+                    "all of them under {scheduler}: {:.2} of that in the same round, {worst:.2} at worst\n",
+                    median(&parts)
+                );
+            }
+        }
         if !self.alone_longest_ms.is_empty() {
             text += &format!(
                 "its longest operation: {} ms\n",
@@ -98,6 +107,19 @@ impl CaseResult {
         text += &self.comparison.text();
         text += &self.notes();
         text
+    }
+
+    /// How much of what one VM does alone all do together under `scheduler`, by round: the machine's speed drifts. Nothing
+    /// if that was not measured in each round.
+    pub fn parts_of_alone(&self, scheduler: &str) -> Vec<f64> {
+        let windows = self.comparison.windows.iter();
+        let parts = windows
+            .filter(|window| window.scheduler == scheduler)
+            .map(|window| {
+                let alone = self.alone.get(window.round)?;
+                Some(window.numbers.get(&operations())? / alone)
+            });
+        parts.collect::<Option<_>>().unwrap_or_default()
     }
 
     fn headline(&self) -> String {
@@ -182,7 +204,7 @@ mod tests {
                 GuestSpec::new("one", 2, workload.clone()),
                 GuestSpec::new("two", 2, workload),
             ],
-            alone: vec![170.0],
+            alone: vec![170.0, 200.0, 160.0],
             alone_longest_ms: Vec::new(),
             comparison: Comparison::of(Setting::default(), windows, names).unwrap(),
             floor,
@@ -205,6 +227,8 @@ mod tests {
         let text = result(None).text();
         for part in [
             "one VM alone: 170.0",
+            "under stock: 1.18 of that in the same round, 0.90 at worst",
+            "under cohort: 1.50 of that in the same round, 0.90 at worst",
             "stock",
             "cohort",
             "1.200",

@@ -7,7 +7,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Result, anyhow, ensure};
-use cohort::compare::rounds::run_rounds;
+use cohort::compare::rounds::{arm_names, run_rounds};
 use cohort::compare::scheduler::Scheduler;
 use cohort::compare::window::{Better, Metric, Window};
 
@@ -89,23 +89,35 @@ pub fn cpu_time_of(guest: &str) -> Metric {
     }
 }
 
-/// Runs `rounds` rounds of one window per scheduler. `report` sees each window when it is done.
+/// What windows of the first subject alone are called.
+pub const ALONE: &str = "one VM alone";
+
+/// Runs `rounds` rounds of one window per scheduler and one of the first subject alone under the stock scheduler. Of the
+/// `subjects` the first `counted` are measured, the others run beside. `report` sees each window when it is done.
 ///
 /// # Errors
 /// When a guest ends or stops counting, or a scheduler does not start, run or leave as it should.
 pub fn run_windows<S: Subject>(
     subjects: &mut [S],
+    counted: usize,
     schedulers: &[Scheduler],
     timing: Timing,
     rounds: usize,
     mut report: impl FnMut(&Window),
 ) -> Result<Vec<Window>> {
-    let windows = run_rounds(schedulers, rounds, Path::new(LOGS), |turn| {
-        let (seconds, numbers) = measure(subjects, timing)
-            .map_err(|error| describe_failure(&error, turn.scheduler, subjects))?;
+    let arms = [schedulers, &[Scheduler::Stock]].concat();
+    let names = arm_names(&arms);
+    let windows = run_rounds(&arms, rounds, Path::new(LOGS), |turn| {
+        let alone = names.last().is_some_and(|last| last == turn.scheduler);
+        let (name, measured) = match alone {
+            true => (ALONE, measure_alone(subjects, 0, timing)),
+            false => (turn.scheduler, measure(&mut subjects[..counted], timing)),
+        };
+        let (seconds, numbers) =
+            measured.map_err(|error| describe_failure(&error, name, subjects))?;
         let window = Window {
             round: turn.round,
-            scheduler: turn.scheduler.into(),
+            scheduler: name.into(),
             seconds,
             numbers,
         };
@@ -115,24 +127,17 @@ pub fn run_windows<S: Subject>(
     windows.map_err(|error| error.context(who_recovers(subjects, timing)))
 }
 
-/// Windows of one subject alone under the stock scheduler, all others frozen.
+/// One window of one subject, all others frozen, under whatever schedules now: as `measure`.
 ///
 /// # Errors
-/// As for `run_rounds`.
-pub fn run_alone<S: Subject>(
+/// When it ends or stops counting.
+pub fn measure_alone<S: Subject>(
     subjects: &mut [S],
     alone: usize,
     timing: Timing,
-    windows: usize,
-) -> Result<Vec<Window>> {
+) -> Result<(f64, BTreeMap<Metric, f64>)> {
     set_others_frozen(subjects, alone, true)?;
-    let measured = run_windows(
-        &mut subjects[alone..=alone],
-        &[Scheduler::Stock],
-        timing,
-        windows,
-        |_| (),
-    );
+    let measured = measure(&mut subjects[alone..=alone], timing);
     // Thawed even after an error: its report must not suffer from a second one.
     set_others_frozen(subjects, alone, false)?;
     measured
@@ -373,6 +378,17 @@ mod tests {
         ] {
             assert!(text.contains(part), "no \"{part}\" in {text}");
         }
+    }
+
+    #[test]
+    fn a_window_of_one_alone_counts_only_that_and_thaws_the_others_whatever_happens() {
+        let mut fakes = [Fake::new("still", 0), Fake::new("one", 10)];
+        let (_, numbers) = measure_alone(&mut fakes, 1, SHORT).unwrap();
+        assert!(numbers.contains_key(&cpu_time_of("one")));
+        assert_eq!(numbers.len(), 2);
+        assert!(!fakes[0].frozen);
+        assert!(measure_alone(&mut fakes, 0, SHORT).is_err());
+        assert!(!fakes[1].frozen);
     }
 
     #[test]
