@@ -108,11 +108,23 @@ static void interrupt_turn(struct cpu_state *c, s32 pid, u32 queue_id, u64 now)
 }
 
 /* The task that ran on @c, of @cpu, sleeps: does a turn go on that it, or one
- * before it, interrupted? */
-static bool resume_turn(struct cpu_state *c, s32 cpu, u64 now)
+ * before it, interrupted? If that one's VM has a window in @turn, it fills in for it. */
+static bool resume_turn(struct cpu_state *c, s32 cpu, u64 turn, u64 now)
 {
-	return c->interrupted.pid &&
-	       serve_rest(&c->interrupted, cpu, now, MECH_RESUME);
+	u32 queue_id = c->interrupted.queue;
+	struct queue *q;
+	struct group *g;
+	struct lane *lane;
+
+	if (!c->interrupted.pid ||
+	    !serve_rest(&c->interrupted, cpu, now, MECH_RESUME))
+		return false;
+	q = lookup_queue(queue_id);
+	g = q ? lookup_group(q->group) : NULL;
+	lane = q ? lookup_lane(q->lane) : NULL;
+	if (turn && g && lane)
+		becomes_filler(c, cpu, lane, q->group, g, turn);
+	return true;
 }
 
 #endif /* COHORT_REST_BPF_H */

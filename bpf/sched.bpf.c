@@ -358,7 +358,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		return;
 	if (!called) {
 		if (!tc &&
-		    (serve_heir(c, cpu, now) || resume_turn(c, cpu, now)))
+		    (serve_heir(c, cpu, now) || resume_turn(c, cpu, turn, now)))
 			return;
 		if (tc && hands_turn_on(c, cpu, tc->group, now))
 			return;

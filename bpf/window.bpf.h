@@ -221,7 +221,10 @@ static u32 cpus_left(const struct cpu_state *c, struct lane *lane, u64 turn)
 
 	if (g && window_wants(g, turn))
 		awaited = tasks_at_once(g, g->window_wanted) - window_cpus(g);
-	if (served && c->window_turn == turn && c->window_open)
+	if (g)
+		served += cpus_in(g->early, turn);
+	if (served && c->window_turn == turn &&
+	    (c->window_open || (g && c->window_group == shown->group)))
 		served--;
 	return window_left(lane->nr_cpus, served, awaited);
 }
@@ -263,7 +266,8 @@ static void serve_window(struct cpu_state *c, struct task_ctx *tc,
 	c->window_group = id;
 	c->window_turn = turn;
 	c->window_open = open;
-	c->window_lane = tc->cached_lane;
+	/* Not that of this CPU alone, in which it waits if it may not leave. */
+	c->window_lane = tc->lane_domain ? tc->lane : tc->cached_lane;
 	if (!id)
 		return;
 	if (!open) {
@@ -328,6 +332,33 @@ static __always_inline bool fills_in(const struct cpu_state *c,
 			     width));
 }
 
+/* The lane of the window that @c, which is to choose, served last, if that was in @turn;
+ * else @lane. A vCPU that was preempted inside a hook waits in a lane of its CPU's own,
+ * which shows no window that others have. */
+static struct lane *lane_of_window(const struct cpu_state *c, struct lane *lane,
+				   u64 turn)
+{
+	struct lane *last = c->window_group && c->window_turn == turn
+				    ? lookup_lane(c->window_lane)
+				    : NULL;
+
+	return last ? last : lane;
+}
+
+/* Group @id, @g, comes on @c, of @cpu, from @lane: if it only fills in there for the VM of
+ * a window, it can be called away. */
+static __always_inline bool becomes_filler(const struct cpu_state *c, s32 cpu,
+					   struct lane *lane, u32 id,
+					   const struct group *g, u64 turn)
+{
+	lane = lane_of_window(c, lane, turn);
+	if (!fills_in(c, lane, id, turn, cpus_left(c, lane, turn),
+		      window_width(g, lane)))
+		return false;
+	lane->filler = turn << WINDOW_BITS | cpu;
+	return true;
+}
+
 /* Show the window of queue @id, of a VM, on its lane; false if that shows another VM's
  * already, of which vCPUs wait or are about to. */
 static bool show_window(u32 id, struct queue *q, u64 turn)
@@ -387,7 +418,8 @@ static bool gives_way(struct cpu_state *c, u64 turn)
  */
 __noinline int open_window(u32 id, u32 queue_id, u64 vtime, u64 turn)
 {
-	struct cpu_state *c = lookup_cpu(bpf_get_smp_processor_id());
+	s32 cpu = bpf_get_smp_processor_id();
+	struct cpu_state *c = lookup_cpu(cpu);
 	struct group *g = lookup_group(id);
 	struct queue *q = lookup_queue(queue_id);
 	struct lane *lane = q ? lookup_lane(q->lane) : NULL;
@@ -400,13 +432,11 @@ __noinline int open_window(u32 id, u32 queue_id, u64 vtime, u64 turn)
 	before = g->window;
 	if (before >> WINDOW_BITS == turn)
 		return true;
+	if (becomes_filler(c, cpu, lane, id, g, turn))
+		return true;
 	left = cpus_left(c, lane, turn);
 	width = window_width(g, lane);
 	narrow = left < width;
-	if (fills_in(c, lane, id, turn, left, width)) {
-		lane->filler = turn << WINDOW_BITS | bpf_get_smp_processor_id();
-		return true;
-	}
 	if (g->nr_runnable < 2 || g->info.cohort_rule == COHORT_NEVER)
 		return true;
 	g->window_bound =
