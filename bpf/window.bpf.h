@@ -312,13 +312,12 @@ static struct queue *others_window(struct lane *lane, u32 id, u64 turn)
 }
 
 /*
- * Does @c only fill in for the VM whose window @lane shows, if group @id comes, which
- * wants @width of the @left CPUs? That one's vCPUs are on their way, or sleep and may
- * wake before the turn ends.
+ * Does @c only fill in for the VM whose window @lane shows, if @g, group @id, comes?
+ * That one's vCPUs are on their way, or sleep and may wake before the turn ends.
  */
 static __always_inline bool fills_in(const struct cpu_state *c,
-				     struct lane *lane, u32 id, u64 turn,
-				     u32 left, u32 width)
+				     struct lane *lane, u32 id,
+				     const struct group *g, u64 turn)
 {
 	struct queue *shown = others_window(lane, id, turn);
 	struct group *other;
@@ -328,8 +327,8 @@ static __always_inline bool fills_in(const struct cpu_state *c,
 	other = lookup_group(shown->group);
 	return other &&
 	       (window_wants(other, turn) ||
-		window_fills(window_misses(other, shown->group, c, turn), left,
-			     width));
+		window_fills(window_misses(other, shown->group, c, turn),
+			     cpus_left(c, lane, turn), window_width(g, lane)));
 }
 
 /* The lane of the window that @c, which is to choose, served last, if that was in @turn;
@@ -352,8 +351,7 @@ static __always_inline bool becomes_filler(const struct cpu_state *c, s32 cpu,
 					   const struct group *g, u64 turn)
 {
 	lane = lane_of_window(c, lane, turn);
-	if (!fills_in(c, lane, id, turn, cpus_left(c, lane, turn),
-		      window_width(g, lane)))
+	if (!fills_in(c, lane, id, g, turn))
 		return false;
 	lane->filler = turn << WINDOW_BITS | cpu;
 	return true;

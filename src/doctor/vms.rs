@@ -189,10 +189,8 @@ fn windows(vm: &Vm) -> Option<Finding> {
 fn hpet(vm: &Vm) -> Option<Finding> {
     let program = Path::new(vm.arguments.first()?).file_name()?;
     let is_qemu = program.to_string_lossy().starts_with("qemu") || program == "kvm";
-    let machines: Vec<&str> = vm.values("-machine").chain(vm.values("-M")).collect();
-    let none = machines
-        .iter()
-        .any(|machine| machine.contains("hpet=off") || machine.contains("microvm"))
+    let mut machines = vm.values("-machine").chain(vm.values("-M"));
+    let none = machines.any(|machine| machine.contains("hpet=off") || machine.contains("microvm"))
         || vm.arguments.iter().any(|word| word == "-no-hpet");
     (is_qemu && !none).then(|| {
         Finding::new(

@@ -213,7 +213,9 @@ pub fn run(lab: &LabInfo, case: &Case, options: &Options) -> Result<()> {
         print_window,
     )
     .with_context(|| format!("Case {name} failed"))?;
-    all.iter_mut().try_for_each(Subject::ensure_alive)?;
+    all[specs.len()..]
+        .iter_mut()
+        .try_for_each(Subject::ensure_alive)?;
     let (alone, windows): (Vec<Window>, Vec<Window>) = windows
         .into_iter()
         .partition(|window| window.scheduler == ALONE);

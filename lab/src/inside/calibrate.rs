@@ -3,12 +3,12 @@
 //! the emulation than about a scheduler. Not for comparing schedulers.
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Context, Result, ensure};
 
 use super::bench::Options;
 use super::booted::{GuestSpec, Workload, start_all};
 use super::info::LabInfo;
-use super::windows::{measure_alone, operations};
+use super::windows::{Subject, measure_alone, operations};
 use crate::guest::OWN_WORKLOADS;
 use cohort::compare::statistics::median;
 
@@ -71,7 +71,8 @@ fn rates(lab: &LabInfo, workload: &str, options: &Options) -> Result<[f64; 2]> {
     let mut rates = [0.0; 2];
     for (index, rate) in rates.iter_mut().enumerate() {
         let rates = (0..options.pairs).map(|_| {
-            let (_, numbers) = measure_alone(&mut guests, index, options.timing())?;
+            let measured = measure_alone(&mut guests, index, options.timing());
+            let (_, numbers) = measured.with_context(|| guests[index].situation())?;
             Ok(numbers[&operations()])
         });
         *rate = median(&rates.collect::<Result<Vec<_>>>()?);
