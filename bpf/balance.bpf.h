@@ -82,11 +82,11 @@ static s32 look_far(struct cpu_state *c, s32 cpu, struct front *far)
 }
 
 /* Run the task here for which @far was found. */
-static bool take_far(const struct front *far, s32 cpu)
+static bool take_far(const struct front *far, s32 cpu, u64 now)
 {
 	struct queue *q = lookup_queue(far->queue);
 
-	if (!q || !take_from(far->queue, cpu))
+	if (!q || !take_from(far->queue, cpu, now))
 		return false;
 	q->served_key = far->key;
 	count(&host_stats.stolen);
@@ -102,12 +102,12 @@ static bool wanted_afar(struct cpu_state *c, u64 now)
 }
 
 /* This CPU has nothing to run: whatever waits in another domain. */
-static bool steal(struct cpu_state *c, s32 cpu)
+static bool steal(struct cpu_state *c, s32 cpu, u64 now)
 {
 	struct front far = {};
 
 	return nr_domains > 1 && look_far(c, cpu, &far) >= 0 &&
-	       take_far(&far, cpu);
+	       take_far(&far, cpu, now);
 }
 
 /* Where the group stands that is to run on @cpu next, @prev being the one that
@@ -151,7 +151,7 @@ static bool balance(struct cpu_state *c, s32 cpu, struct group *prev, u64 now)
 	credit = fair_charge(slice_ns, group_share(g, now));
 	margin = balance_margin(credit, tasks_at_once(g, nr_cpus), contested,
 				distance_between(from, cpu));
-	return vtime_before(far.key + margin, here) && take_far(&far, cpu);
+	return vtime_before(far.key + margin, here) && take_far(&far, cpu, now);
 }
 
 #endif /* COHORT_BALANCE_BPF_H */

@@ -335,12 +335,12 @@ __noinline s32 early_sibling(u32 id, s32 cpu)
 }
 
 /* Move the sibling there that may run before the first one of queue @id. */
-static bool take_early(u32 id, s32 cpu)
+static bool take_early(u32 id, s32 cpu, u64 now)
 {
 	struct queue *q = lookup_queue(id);
 	s32 pid = q && q->nr_waiting > 1 ? early_sibling(id, cpu) : 0;
 
-	if (!pid || !run_waiting(id, pid, cpu, turn_ns()))
+	if (!pid || !run_waiting(id, pid, cpu, turn_ns(now)))
 		return false;
 	count_effect(MECH_GRACE);
 	return true;
@@ -382,9 +382,9 @@ static u64 home_ns(const struct queue *q)
 	return bounded ? skew_resume_ns : near_ns;
 }
 
-/* Move a task of queue @id that may run on @cpu there: the first one, if no other
- * is at home there. */
-__noinline int take_from(u32 id, s32 cpu)
+/* Move a task of queue @id that may run on @cpu there, for the turn that it is at @now:
+ * the first one, if no other is at home there. */
+__noinline int take_from(u32 id, s32 cpu, u64 now)
 {
 	struct task_struct *p;
 	bool moved = false;
@@ -392,15 +392,15 @@ __noinline int take_from(u32 id, s32 cpu)
 	u32 tries = 0;
 	s32 pid;
 
-	if (is_on(MECH_GRACE) && take_early(id, cpu))
+	if (is_on(MECH_GRACE) && take_early(id, cpu, now))
 		return true;
 	q = lookup_queue(id);
 	pid = q && q->nr_waiting > 1 ? home_task(id, cpu, home_ns(q)) : 0;
-	if (pid && run_waiting(id, pid, cpu, turn_ns()))
+	if (pid && run_waiting(id, pid, cpu, turn_ns(now)))
 		return true;
 	bpf_for_each(scx_dsq, p, id, 0) {
 		if (bpf_cpumask_test_cpu(cpu, p->cpus_ptr)) {
-			moved = move_here(BPF_FOR_EACH_ITER, p, turn_ns());
+			moved = move_here(BPF_FOR_EACH_ITER, p, turn_ns(now));
 			if (moved)
 				break;
 		}

@@ -245,21 +245,26 @@ static u32 lane_for(struct task_struct *p, struct task_ctx *tc, s32 cpu)
 	u32 domain_id = domain_of(cpu);
 	struct lane *domain;
 
-	if (p->nr_cpus_allowed == 1 || is_migration_disabled(p))
+	/* Inside a hook, for a moment: where it belongs stays known. */
+	if (is_migration_disabled(p))
 		return cpu;
 	if (tc->lane_domain == domain_id + 1)
 		return tc->lane;
 
 	forget_lane(tc);
+	tc->lane = cpu;
+	if (p->nr_cpus_allowed == 1)
+		return cpu;
 	domain = lookup_lane(FIRST_DOMAIN_LANE + domain_id);
 	if (domain && covers_lane(domain, p)) {
 		tc->lane = FIRST_DOMAIN_LANE + domain_id;
 	} else {
-		tc->lane = tc->subset_lane = subset_lane(p, domain_id);
-		if (!tc->lane) {
+		tc->subset_lane = subset_lane(p, domain_id);
+		if (!tc->subset_lane) {
 			count(&host_stats.lane_exhausted);
 			return cpu;
 		}
+		tc->lane = tc->subset_lane;
 	}
 	tc->lane_domain = domain_id + 1;
 	return tc->lane;

@@ -276,21 +276,33 @@ static u32 make_queue(u32 group_id, u32 lane_id)
 	return id;
 }
 
-/* The queue of group @group_id on lane @lane_id, made on first use; 0: none
- * is free. */
-static u32 find_queue(struct task_ctx *tc, u32 group_id, u32 lane_id)
+/* The queue of group @group_id on lane @lane_id, if there is one; else @otherwise. */
+static u32 known_queue(u32 group_id, u32 lane_id, u32 otherwise)
 {
 	struct queue_key key = { .group = group_id, .lane = lane_id };
-	u32 *known;
+	u32 *known = bpf_map_lookup_elem(&queue_of, &key);
+
+	return known ? *known : otherwise;
+}
+
+/* The queue of group @group_id on lane @lane_id, made on first use; 0: none
+ * is free. That of the lane that @tc belongs to, where its siblings wait, is kept. */
+static u32 find_queue(struct task_ctx *tc, u32 group_id, u32 lane_id)
+{
+	u32 id;
 
 	if (tc->cached_group == group_id && tc->cached_lane == lane_id &&
 	    tc->queue_cached)
 		return tc->queue_cached;
-	known = bpf_map_lookup_elem(&queue_of, &key);
-	tc->queue_cached = known ? *known : make_queue(group_id, lane_id);
+	id = known_queue(group_id, lane_id, 0);
+	if (!id)
+		id = make_queue(group_id, lane_id);
+	if (lane_id != tc->lane)
+		return id;
+	tc->queue_cached = id;
 	tc->cached_group = group_id;
 	tc->cached_lane = lane_id;
-	return tc->queue_cached;
+	return id;
 }
 
 /* The group is gone and holds no task: give back its queues. */
@@ -327,7 +339,7 @@ static void lane_kick_idle(u32 lane_id)
 	struct bpf_cpumask *mask;
 	s32 cpu;
 
-	if (lane_id < FIRST_DOMAIN_LANE) {
+	if (is_own_lane(lane_id)) {
 		scx_bpf_kick_cpu(lane_id, SCX_KICK_IDLE);
 		return;
 	}

@@ -114,16 +114,14 @@ static bool resume_turn(struct cpu_state *c, s32 cpu, u64 turn, u64 now)
 	u32 queue_id = c->interrupted.queue;
 	struct queue *q;
 	struct group *g;
-	struct lane *lane;
 
 	if (!c->interrupted.pid ||
 	    !serve_rest(&c->interrupted, cpu, now, MECH_RESUME))
 		return false;
 	q = lookup_queue(queue_id);
 	g = q ? lookup_group(q->group) : NULL;
-	lane = q ? lookup_lane(q->lane) : NULL;
-	if (turn && g && lane)
-		becomes_filler(c, cpu, lane, q->group, g, turn);
+	if (turn && g)
+		becomes_filler(c, cpu, q->lane, q->group, g, turn);
 	return true;
 }
 

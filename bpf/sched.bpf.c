@@ -99,7 +99,7 @@ s32 BPF_STRUCT_OPS(cohort_select_cpu, struct task_struct *p, s32 prev_cpu,
 	if (cpu < 0)
 		return waiting_place(p, tc, prev_cpu);
 	if (tc && !throttled_by(tc->group))
-		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, turn_ns(), 0);
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, turn_ns(scx_bpf_now()), 0);
 	return cpu;
 }
 
@@ -180,7 +180,8 @@ static bool give_to_idle(struct task_struct *p, struct task_ctx *tc,
 	idle = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
 	if (idle < 0)
 		return false;
-	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL_ON | idle, turn_ns(), enq_flags);
+	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL_ON | idle, turn_ns(scx_bpf_now()),
+			   enq_flags);
 	scx_bpf_kick_cpu(idle, SCX_KICK_IDLE);
 	return true;
 }
@@ -285,7 +286,7 @@ static void extend(struct cpu_state *c, struct task_struct *p,
 		   struct task_ctx *tc, u64 now)
 {
 	struct group *g = lookup_group(tc->group);
-	u64 slice = turn_ns();
+	u64 slice = turn_ns(now);
 
 	tc->stopped_at_ns = 0; /* nobody has taken its place */
 	c->lent_pid = 0;
@@ -341,7 +342,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 	u64 now = scx_bpf_now(), turn = turn_for_windows(now);
 	struct front front = {};
 	struct queue *q;
-	bool called;
+	bool called, lost = false;
 	u32 i;
 
 	if (!c)
@@ -380,7 +381,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 				continue;
 			favour(c, tc->group, &front, now);
 			if (owes_yield(c, tc->group, now) &&
-			    serve_yield(c, cpu, turn_ns()))
+			    serve_yield(c, cpu, turn_ns(now)))
 				return;
 			extend(c, prev, tc, now);
 			return;
@@ -393,17 +394,20 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		favour(c, front.group, &front, now);
 		q->served_key = front.key;
 		if (owes_yield(c, front.group, now) &&
-		    serve_yield(c, cpu, turn_ns()))
+		    serve_yield(c, cpu, turn_ns(now)))
 			return;
-		if (take_from(front.queue, cpu))
+		if (take_from(front.queue, cpu, now))
 			return;
-		/* An enqueue that is under way, or an affinity that is just
-		 * changing: whoever stands behind must not wait for that. */
+		/* Another CPU took it; or an enqueue is under way, or an
+		 * affinity is just changing: whoever stands behind must not
+		 * wait for that, in a window neither. */
 		queue_relist(q->lane, front.queue, front.key + slice_ns / 8,
 			     false);
-		turn = 0;
+		if (lost)
+			turn = 0;
+		lost = true;
 	}
-	if (steal(c, cpu))
+	if (steal(c, cpu, now))
 		return;
 	/* Fronts were lost to other CPUs: better @prev than an idle CPU, and
 	 * better another look than an idle CPU with tasks waiting for it. */

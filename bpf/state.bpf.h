@@ -132,7 +132,7 @@ struct cpu_state {
 	u64 slice_until_ns; /* end of the running task's slice */
 	u64 window_turn; /* the turn in which it serves */
 	u32 window_group; /* this VM; 0: none */
-	u32 window_lane; /* in which its task waited */
+	u32 window_lane; /* to which its task belongs */
 	bool window_open; /* in a window that was open; else it came early */
 	u64 called_turn; /* in which it fills in for a window, and is wanted there */
 	u32 gave_way; /* at the last dispatch, for that */
@@ -225,7 +225,7 @@ struct group {
 	u64 window_full; /* id of the last turn in which all did that could */
 	u64 window_bound; /* virtual time: groups before it are not held up */
 	u64 window_at_ns; /* when it began */
-	u32 window_wanted; /* CPUs that its vCPUs could use in it */
+	u64 window_wanted; /* its turn, and CPUs that its vCPUs could use in it */
 
 	u64 parent_checked_ns; /* VM: when its place was last looked up */
 	u32 first_queue; /* list by queue.next; compare-and-swap */
@@ -236,7 +236,7 @@ struct task_ctx {
 	u32 group; /* that pays for it */
 	u32 cgroup_group; /* of its cgroup */
 	u32 queue; /* it waits in, 0: none; swapped atomically */
-	u32 lane; /* it waits in; valid if lane_domain matches */
+	u32 lane; /* it belongs to, found anew if lane_domain does not match */
 	u32 lane_domain; /* domain + 1 for which lane was found, 0: none */
 	u32 subset_lane; /* whose users counts it, 0: none */
 	u32 queue_cached; /* queue of (cached_group, cached_lane) */
@@ -419,6 +419,12 @@ DEFINE_LOOKUP(queue, queue, queues)
 DEFINE_LOOKUP(lane, lane, lanes)
 DEFINE_LOOKUP(cpu, cpu_state, cpus)
 DEFINE_LOOKUP(alarm, cpu_alarm, alarms)
+
+/* Is lane @id that of one CPU, the lane's number? */
+static bool is_own_lane(u32 id)
+{
+	return id < FIRST_DOMAIN_LANE;
+}
 
 /* A number that was free; @used counts those that are not. */
 static __always_inline bool take_number(void *free, u64 *used, u32 *id)

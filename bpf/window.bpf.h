@@ -36,13 +36,14 @@ static u64 turn_length(void)
 	return is_on(MECH_TURNS) ? slice_ns >> turns_halved : slice_ns;
 }
 
-/* How long a task that starts now may run. */
-static u64 turn_ns(void)
+/* How long a task that starts at @now may run. Whoever decides for a turn asks with the
+ * @now by which it is that turn: a moment later it may be the next one's. */
+static u64 turn_ns(u64 now)
 {
 	if (!is_on(MECH_TURNS))
 		return slice_ns;
 	count_effect(MECH_TURNS);
-	return turn_left(scx_bpf_now(), turns_ns, turn_length());
+	return turn_left(now, turns_ns, turn_length());
 }
 
 /* A tick came, at which the last group that waits for @c has @turns (times CROWD_ONE)
@@ -168,12 +169,23 @@ static u32 window_cpus(const struct group *g)
 	return cpus_in(g->window, turn) + cpus_in(g->early, turn);
 }
 
+/* How many CPUs the vCPUs of @g could use when that window began; until whoever opened it
+ * has counted them, more than there are. */
+static u32 window_wanted(const struct group *g)
+{
+	u64 wanted = g->window_wanted;
+
+	return wanted >> WINDOW_BITS == window_turn(g)
+		       ? wanted & (WINDOW_CPUS - 1)
+		       : WINDOW_CPUS;
+}
+
 /* Has @g a window in @turn, and not all CPUs yet that its vCPUs could use? */
 static bool window_wants(const struct group *g, u64 turn)
 {
 	u32 cpus = window_cpus(g);
 
-	return window_turn(g) == turn && cpus < g->window_wanted &&
+	return window_turn(g) == turn && cpus < window_wanted(g) &&
 	       cpus < g->nr_runnable;
 }
 
@@ -220,7 +232,7 @@ static u32 cpus_left(const struct cpu_state *c, struct lane *lane, u64 turn)
 	u32 awaited = 0;
 
 	if (g && window_wants(g, turn))
-		awaited = tasks_at_once(g, g->window_wanted) - window_cpus(g);
+		awaited = tasks_at_once(g, window_wanted(g)) - window_cpus(g);
 	if (g)
 		served += cpus_in(g->early, turn);
 	if (served && c->window_turn == turn &&
@@ -267,7 +279,7 @@ static void serve_window(struct cpu_state *c, struct task_ctx *tc,
 	c->window_turn = turn;
 	c->window_open = open;
 	/* Not that of this CPU alone, in which it waits if it may not leave. */
-	c->window_lane = tc->lane_domain ? tc->lane : tc->cached_lane;
+	c->window_lane = tc->lane;
 	if (!id)
 		return;
 	if (!open) {
@@ -278,7 +290,7 @@ static void serve_window(struct cpu_state *c, struct task_ctx *tc,
 	if (lane)
 		window_count_in(&lane->serving, turn);
 	window_count(&g->window, turn, 1);
-	if (window_cpus(g) < g->window_wanted || g->window_full == turn)
+	if (window_cpus(g) < window_wanted(g) || g->window_full == turn)
 		return;
 	g->window_full = turn;
 	/* Who opened it may have read its clock later. */
@@ -293,13 +305,13 @@ static void serve_window(struct cpu_state *c, struct task_ctx *tc,
 static u32 window_misses(const struct group *g, u32 id,
 			 const struct cpu_state *c, u64 turn)
 {
-	u32 cpus = window_cpus(g);
+	u32 cpus = window_cpus(g), wanted = window_wanted(g);
 
 	if (window_turn(g) != turn)
 		return 0;
 	if (cpus && c->window_group == id && c->window_turn == turn)
 		cpus--;
-	return cpus < g->window_wanted ? g->window_wanted - cpus : 0;
+	return cpus < wanted ? wanted - cpus : 0;
 }
 
 /* The queue of the VM whose window, in @turn, @lane shows, if that is another one than
@@ -331,27 +343,26 @@ static __always_inline bool fills_in(const struct cpu_state *c,
 			     cpus_left(c, lane, turn), window_width(g, lane)));
 }
 
-/* The lane of the window that @c, which is to choose, served last, if that was in @turn;
- * else @lane. A vCPU that was preempted inside a hook waits in a lane of its CPU's own,
- * which shows no window that others have. */
-static struct lane *lane_of_window(const struct cpu_state *c, struct lane *lane,
-				   u64 turn)
+/* The lane that shows the windows which concern @c, when it is to choose a task that waits
+ * in lane @lane_id: of the one that it served in @turn. A vCPU that was preempted inside
+ * a hook waits in a lane of its CPU's own, which shows no window that others have: then
+ * that to which the last task here belonged. */
+static u32 lane_of_windows(const struct cpu_state *c, u32 lane_id, u64 turn)
 {
-	struct lane *last = c->window_group && c->window_turn == turn
-				    ? lookup_lane(c->window_lane)
-				    : NULL;
+	bool serves = c->window_group && c->window_turn == turn;
 
-	return last ? last : lane;
+	return serves || is_own_lane(lane_id) ? c->window_lane : lane_id;
 }
 
-/* Group @id, @g, comes on @c, of @cpu, from @lane: if it only fills in there for the VM of
- * a window, it can be called away. */
+/* Group @id, @g, comes on @c, of @cpu, from lane @lane_id: if it only fills in there for
+ * the VM of a window, it can be called away. */
 static __always_inline bool becomes_filler(const struct cpu_state *c, s32 cpu,
-					   struct lane *lane, u32 id,
+					   u32 lane_id, u32 id,
 					   const struct group *g, u64 turn)
 {
-	lane = lane_of_window(c, lane, turn);
-	if (!fills_in(c, lane, id, g, turn))
+	struct lane *lane = lookup_lane(lane_of_windows(c, lane_id, turn));
+
+	if (!lane || !fills_in(c, lane, id, g, turn))
 		return false;
 	lane->filler = turn << WINDOW_BITS | cpu;
 	return true;
@@ -420,18 +431,25 @@ __noinline int open_window(u32 id, u32 queue_id, u64 vtime, u64 turn)
 	struct cpu_state *c = lookup_cpu(cpu);
 	struct group *g = lookup_group(id);
 	struct queue *q = lookup_queue(queue_id);
-	struct lane *lane = q ? lookup_lane(q->lane) : NULL;
 	u64 now = scx_bpf_now(), before;
 	u32 i, opened, left, width, cpus = 0;
-	bool partial, narrow;
+	bool partial, narrow, own;
+	struct lane *lane;
 
-	if (!c || !lane || !g || !q || !is_vm(g) || q->group != id)
+	if (!c || !g || !q || !is_vm(g) || q->group != id)
 		return true;
 	before = g->window;
 	if (before >> WINDOW_BITS == turn)
 		return true;
-	if (becomes_filler(c, cpu, lane, id, g, turn))
+	if (becomes_filler(c, cpu, q->lane, id, g, turn))
 		return true;
+	/* Its siblings come from the lane that they belong to. */
+	queue_id = known_queue(id, lane_of_windows(c, q->lane, turn), queue_id);
+	q = lookup_queue(queue_id);
+	lane = q ? lookup_lane(q->lane) : NULL;
+	if (!lane)
+		return true;
+	own = is_own_lane(q->lane);
 	left = cpus_left(c, lane, turn);
 	width = window_width(g, lane);
 	narrow = left < width;
@@ -443,7 +461,6 @@ __noinline int open_window(u32 id, u32 queue_id, u64 vtime, u64 turn)
 		return false;
 	partial = before && g->window_full != before >> WINDOW_BITS;
 	g->window_at_ns = now;
-	g->window_wanted = WINDOW_CPUS;
 	if (__sync_val_compare_and_swap(&g->window, before,
 					turn << WINDOW_BITS) != before)
 		return true;
@@ -464,11 +481,12 @@ __noinline int open_window(u32 id, u32 queue_id, u64 vtime, u64 turn)
 			show_window(queue_id, q, turn);
 		if (queue_id == opened)
 			cpus += left;
-		else if (q->nr_waiting > 0)
-			cpus += lane->nr_cpus;
+		else if (q->nr_waiting > 0 && is_own_lane(q->lane) == own)
+			cpus += lane->nr_cpus; /* else inside a hook */
 		queue_id = q->next;
 	}
-	g->window_wanted = tasks_at_once(g, cpus);
+	cpus = tasks_at_once(g, cpus);
+	g->window_wanted = turn << WINDOW_BITS | (cpus & (WINDOW_CPUS - 1));
 	return true;
 }
 
