@@ -477,12 +477,13 @@ __noinline int open_window(u32 id, u32 queue_id, u64 vtime, u64 turn)
 		lane = q ? lookup_lane(q->lane) : NULL;
 		if (!lane)
 			break;
-		if (q->nr_waiting > 0 && queue_id != opened)
-			show_window(queue_id, q, turn);
-		if (queue_id == opened)
+		if (queue_id == opened) {
 			cpus += left;
-		else if (q->nr_waiting > 0 && is_own_lane(q->lane) == own)
-			cpus += lane->nr_cpus; /* else inside a hook */
+		} else if (q->nr_waiting > 0) {
+			show_window(queue_id, q, turn);
+			if (is_own_lane(q->lane) == own)
+				cpus += lane->nr_cpus; /* else inside a hook */
+		}
 		queue_id = q->next;
 	}
 	cpus = tasks_at_once(g, cpus);
