@@ -145,6 +145,20 @@ static s32 busy_lane(struct cpu_state *c, s32 cpu, u32 i)
 	return lane && lane->nr_listed ? id : -1;
 }
 
+/* @window is the one that lane @id shows in @turn, if none was found so far, or it is of
+ * the same VM and its first task stands before. */
+static void merge_window(u32 id, u64 turn, struct front *window)
+{
+	struct front found = {};
+
+	lane_window(id, turn, &found);
+	if (!found.in_window)
+		return;
+	if (!window->in_window || (found.group == window->group &&
+				   found.queue && front_before(&found, window)))
+		*window = found;
+}
+
 /*
  * The queue that @cpu should serve: the earliest of its lanes; or, in turn @turn
  * (0: there are no windows), that of a cohort whose window a lane shows, if one of
@@ -168,8 +182,8 @@ __noinline int find_front(s32 cpu, u32 prev_group, u64 turn, struct front *best)
 		lane_front(id, &front);
 		if (front.queue && front_before(&front, best))
 			*best = front;
-		if (turn && !window.in_window)
-			lane_window(id, turn, &window);
+		if (turn)
+			merge_window(id, turn, &window);
 	}
 	best->contested = best->queue != 0;
 	if (!window.queue && window.group != prev_group)
