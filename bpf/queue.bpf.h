@@ -240,12 +240,21 @@ static int init_queue(u32 id)
 	return bpf_map_push_elem(&free_queues, &id, 0);
 }
 
+/* The queue of group @group_id on lane @lane_id; 0: there is none. */
+static u32 known_queue(u32 group_id, u32 lane_id)
+{
+	struct queue_key key = { .group = group_id, .lane = lane_id };
+	u32 *known = bpf_map_lookup_elem(&queue_of, &key);
+
+	return known ? *known : 0;
+}
+
 static u32 make_queue(u32 group_id, u32 lane_id)
 {
 	struct queue_key key = { .group = group_id, .lane = lane_id };
 	struct group *g;
 	struct queue *q;
-	u32 id, i, *known;
+	u32 id, i;
 
 	if (!take_number(&free_queues, &host_stats.queues_used, &id))
 		return 0;
@@ -262,8 +271,7 @@ static u32 make_queue(u32 group_id, u32 lane_id)
 	if (bpf_map_update_elem(&queue_of, &key, &id, BPF_NOEXIST)) {
 		/* Another CPU made it first, or the map is full. */
 		queue_free(id, q);
-		known = bpf_map_lookup_elem(&queue_of, &key);
-		return known ? *known : 0;
+		return known_queue(group_id, lane_id);
 	}
 	bpf_for(i, 0, 16) {
 		u32 head = g->first_queue;
@@ -276,15 +284,6 @@ static u32 make_queue(u32 group_id, u32 lane_id)
 	return id;
 }
 
-/* The queue of group @group_id on lane @lane_id, if there is one; else @otherwise. */
-static u32 known_queue(u32 group_id, u32 lane_id, u32 otherwise)
-{
-	struct queue_key key = { .group = group_id, .lane = lane_id };
-	u32 *known = bpf_map_lookup_elem(&queue_of, &key);
-
-	return known ? *known : otherwise;
-}
-
 /* The queue of group @group_id on lane @lane_id, made on first use; 0: none
  * is free. That of the lane that @tc belongs to, where its siblings wait, is kept. */
 static u32 find_queue(struct task_ctx *tc, u32 group_id, u32 lane_id)
@@ -294,7 +293,7 @@ static u32 find_queue(struct task_ctx *tc, u32 group_id, u32 lane_id)
 	if (tc->cached_group == group_id && tc->cached_lane == lane_id &&
 	    tc->queue_cached)
 		return tc->queue_cached;
-	id = known_queue(group_id, lane_id, 0);
+	id = known_queue(group_id, lane_id);
 	if (!id)
 		id = make_queue(group_id, lane_id);
 	if (lane_id != tc->lane)

@@ -121,7 +121,8 @@ static bool resume_turn(struct cpu_state *c, s32 cpu, u64 turn, u64 now)
 	q = lookup_queue(queue_id);
 	g = q ? lookup_group(q->group) : NULL;
 	if (turn && g)
-		becomes_filler(c, cpu, q->lane, q->group, g, turn);
+		becomes_filler(c, cpu, lane_of_windows(c, q->lane, turn),
+			       q->group, g, turn);
 	return true;
 }
 

@@ -354,13 +354,13 @@ static u32 lane_of_windows(const struct cpu_state *c, u32 lane_id, u64 turn)
 	return serves || is_own_lane(lane_id) ? c->window_lane : lane_id;
 }
 
-/* Group @id, @g, comes on @c, of @cpu, from lane @lane_id: if it only fills in there for
- * the VM of a window, it can be called away. */
+/* Group @id, @g, comes on @c, of @cpu: if it only fills in there for the VM whose window
+ * lane @lane_id shows, it can be called away. */
 static __always_inline bool becomes_filler(const struct cpu_state *c, s32 cpu,
 					   u32 lane_id, u32 id,
 					   const struct group *g, u64 turn)
 {
-	struct lane *lane = lookup_lane(lane_of_windows(c, lane_id, turn));
+	struct lane *lane = lookup_lane(lane_id);
 
 	if (!lane || !fills_in(c, lane, id, g, turn))
 		return false;
@@ -432,7 +432,7 @@ __noinline int open_window(u32 id, u32 queue_id, u64 vtime, u64 turn)
 	struct group *g = lookup_group(id);
 	struct queue *q = lookup_queue(queue_id);
 	u64 now = scx_bpf_now(), before;
-	u32 i, opened, left, width, cpus = 0;
+	u32 i, lane_id, home, opened, left, cpus = 0;
 	bool partial, narrow, own;
 	struct lane *lane;
 
@@ -441,20 +441,21 @@ __noinline int open_window(u32 id, u32 queue_id, u64 vtime, u64 turn)
 	before = g->window;
 	if (before >> WINDOW_BITS == turn)
 		return true;
-	if (becomes_filler(c, cpu, q->lane, id, g, turn))
+	lane_id = lane_of_windows(c, q->lane, turn);
+	if (becomes_filler(c, cpu, lane_id, id, g, turn))
+		return true;
+	if (g->nr_runnable < 2 || g->info.cohort_rule == COHORT_NEVER)
 		return true;
 	/* Its siblings come from the lane that they belong to. */
-	queue_id = known_queue(id, lane_of_windows(c, q->lane, turn), queue_id);
+	home = known_queue(id, lane_id);
+	queue_id = home ? home : queue_id;
 	q = lookup_queue(queue_id);
 	lane = q ? lookup_lane(q->lane) : NULL;
 	if (!lane)
 		return true;
 	own = is_own_lane(q->lane);
 	left = cpus_left(c, lane, turn);
-	width = window_width(g, lane);
-	narrow = left < width;
-	if (g->nr_runnable < 2 || g->info.cohort_rule == COHORT_NEVER)
-		return true;
+	narrow = left < window_width(g, lane);
 	g->window_bound =
 		window_bound(vtime, fair_charge(slice_ns, group_share(g, now)));
 	if (!show_window(queue_id, q, turn))
