@@ -39,7 +39,16 @@ pub fn start_cohort() -> Result<RunningScheduler> {
 
 /// The same with further options.
 pub fn start_cohort_with(options: &[&str]) -> Result<RunningScheduler> {
-    Scheduler::cohort(&[&["--timeout-ms", WATCHDOG_MS], options].concat())
+    load_cohort(&[&["--timeout-ms", WATCHDOG_MS], options].concat())
+}
+
+/// The same with the watchdog that operators have.
+pub fn start_cohort_patiently() -> Result<RunningScheduler> {
+    load_cohort(&[])
+}
+
+fn load_cohort(options: &[&str]) -> Result<RunningScheduler> {
+    Scheduler::cohort(options)
         .start(Path::new(LOGS))?
         .context("cohort is a program, so there is one to stop")
 }

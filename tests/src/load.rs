@@ -17,7 +17,8 @@ use serde_json::Value;
 use crate::Test;
 use crate::host::{
     Guest, HostLoad, PATIENCE, Setting, busy, cohort_stats, lab, locked, refused,
-    refused_without_root, start_cohort, stop_cohort, vcpus_of, vm_stats, watch,
+    refused_without_root, start_cohort, start_cohort_patiently, stop_cohort, vcpus_of, vm_stats,
+    watch,
 };
 
 pub const TESTS: &[Test] = &[
@@ -144,7 +145,8 @@ fn kvm_comes_later() -> Result<()> {
 
 /// Two of its vCPUs work, the others sleep and look around now and then, as idle guests do.
 fn wide_vm() -> Result<()> {
-    let cohort = start_cohort()?;
+    // 128 vCPUs per CPU begin at the same time, with some milliseconds of work each: in fair turns one waits for seconds.
+    let cohort = start_cohort_patiently()?;
     let wide = (0..254).fold(busy("wide", 2), |spec, _| spec.vcpu("loop: sleep 2s"));
     let guest = Guest::start(&wide)?;
     let pid = guest.micro.pid() as u32;

@@ -43,7 +43,7 @@ enum Suite {
     Cohorts,
     /// The same with four CPUs for guests: `lab boot --cpus 5`
     FourCpus,
-    /// No vCPU waits for too long; wants a lab dilated by 20
+    /// No vCPU waits for too long, or gets too far ahead; wants a lab dilated by 20
     Waits,
     /// What the observer shows is true; wants a dilated lab
     Observe,
