@@ -557,7 +557,7 @@ fn crowd(vms: usize) -> Result<Vec<Guest>> {
 /// many there were by powers of two of us.
 fn waits_of(guests: &[Guest], options: &[&str], window_s: u32) -> Result<(u64, [u64; BUCKETS])> {
     let cohort = start_cohort_with(options)?;
-    sleep(Duration::from_secs(2));
+    sleep(Duration::from_secs(1));
     let view = watch(window_s)?;
     stop_cohort(cohort)?;
     let shares = shares_in(&view, guests)?;
