@@ -515,7 +515,8 @@ fn skew_is_bounded() -> Result<()> {
             seen.costop_pct,
             counted.costops,
         );
-        assert_ratio(&shares, &[1.0, 1.0, 1.0], 0.03)?;
+        // One turn of 20 ms on both CPUs is 3 % of what each VM has of two seconds.
+        assert_ratio(&shares, &[1.0, 1.0, 1.0], 0.05)?;
         ensure!(
             (seen.costop_pct > 0.0) == (counted.costop_pct > 0.0),
             "the observer sees what the scheduler does not count, or does not see what it counts"

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Loading, on each kernel: the verifier accepts every program, a VM is recognised, and all is left as it was.
+//! Loading, on the newest kernel of each series: the verifier accepts every program, a VM is recognised, and all is left as it was.
 
 use std::collections::BTreeMap;
 use std::path::Path;
