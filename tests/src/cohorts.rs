@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-use anyhow::{Error, Result, ensure};
+use anyhow::{Result, ensure};
 use cohort::bpf::intf;
 use cohort::metrics::{VmStats, percent};
 use cohort::settings::READY_WAIT_MS_DEFAULT;
@@ -16,7 +16,7 @@ use tempfile::NamedTempFile;
 
 use crate::Test;
 use crate::host::{
-    Guest, PATIENCE, assert_ratio, best_of_three, lab, locked, schedstat_ns, set, shares,
+    Guest, PATIENCE, Watch, assert_ratio, best_of_three, lab, locked, schedstat_ns, set, shares,
     shares_in, start_cohort, start_cohort_with, stop_cohort, vcpus_of, vm_stats, watch,
 };
 
@@ -500,11 +500,8 @@ fn skew_is_bounded() -> Result<()> {
             Ok((vm_stats(wide.micro.pid() as u32)?.cohort == 1).then_some(()))
         })?;
         sleep(Duration::from_secs(1));
-        let (lead_ns, view) = thread::scope(|scope| {
-            let view = scope.spawn(|| watch(2));
-            let lead_ns = lead_ns(wide)?;
-            Ok::<_, Error>((lead_ns, view.join().expect("it only returns errors")?))
-        })?;
+        let watch = Watch::begin(1, 2)?;
+        let (lead_ns, view) = (lead_ns(wide)?, watch.window()?);
         let (seen, shares) = (vcpus_of(&view, wide)?, shares_in(&view, &guests)?);
         let counted = vm_stats(wide.micro.pid() as u32)?;
         stop_cohort(cohort)?;

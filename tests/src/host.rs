@@ -42,7 +42,7 @@ pub fn start_cohort_with(options: &[&str]) -> Result<RunningScheduler> {
     load_cohort(&[&["--timeout-ms", WATCHDOG_MS], options].concat())
 }
 
-/// The same with the watchdog that operators have.
+/// `cohort run` as operators have it, with their watchdog.
 pub fn start_cohort_patiently() -> Result<RunningScheduler> {
     load_cohort(&[])
 }
