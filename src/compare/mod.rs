@@ -5,6 +5,7 @@
 pub mod html;
 pub mod notify;
 pub mod probe;
+pub mod progress;
 pub mod report;
 pub mod rounds;
 pub mod scheduler;
