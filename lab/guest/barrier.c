@@ -15,12 +15,9 @@ static _Atomic uint32_t generation __attribute__((aligned(64)));
 
 static void wait_spinning(uint32_t before)
 {
-	struct spin_wait wait;
-
-	spin_wait_start(&wait);
 	while (atomic_load_explicit(&generation, memory_order_acquire) ==
 	       before)
-		spin_wait_round(&wait);
+		__builtin_ia32_pause();
 }
 
 static void wait_asleep(uint32_t before)

@@ -5,7 +5,6 @@
  *
  *   threads=N            default: the number of CPUs of this process; rcu: one more
  *   work=N               iterations of an empty loop per operation
- *   pause_window_us=N    plain loads between two PAUSEs of a spin loop
  *   locked_percent=N     spin: part of the work that is done inside the lock
  *   policy=spin|sleep    how the barrier waits
  *   directory=PATH       files: counts when a file in this folder was written and closed,
@@ -64,7 +63,6 @@ static const struct workload {
 static const struct workload *chosen;
 static struct counter_page *counters;
 static const char *counters_file;
-static uint64_t pause_window_us = 20;
 
 void die(const char *what)
 {
@@ -110,8 +108,6 @@ static void parse_option(char *option)
 		options.work = number(option, value);
 	else if (!strcmp(option, "locked_percent"))
 		options.locked_percent = number(option, value);
-	else if (!strcmp(option, "pause_window_us"))
-		pause_window_us = number(option, value);
 	else if (!strcmp(option, "counters_file"))
 		counters_file = value;
 	else if (!strcmp(option, "directory"))
@@ -133,24 +129,6 @@ static const struct workload *workload_named(const char *name)
 			return &workloads[i];
 	usage("unknown workload", name);
 	return NULL;
-}
-
-/*
- * The TSC keeps its rate when the lab dilates time, the guest's clock does not: only their ratio, measured
- * here, turns lab microseconds into ticks.
- */
-static uint64_t tsc_ticks(uint64_t microseconds)
-{
-	struct timespec pause = { .tv_nsec = 50 * 1000 * 1000 };
-	uint64_t start_ns = monotonic_ns(), start_tsc = read_tsc();
-
-	nanosleep(&pause, NULL);
-
-	uint64_t elapsed_ns = monotonic_ns() - start_ns;
-	uint64_t elapsed_ticks = read_tsc() - start_tsc;
-
-	return (uint64_t)((double)elapsed_ticks * 1000.0 * microseconds /
-			  elapsed_ns);
 }
 
 static void map_counters(void)
@@ -234,7 +212,6 @@ int main(int argc, char **argv)
 		parse_option(argv[i]);
 	if (options.threads < 1 || options.threads > COUNTER_SLOTS)
 		usage("threads must be 1 to 63", argv[1]);
-	options.pause_window_ticks = tsc_ticks(pause_window_us);
 	map_counters();
 	if (chosen->prepare)
 		chosen->prepare();

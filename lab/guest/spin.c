@@ -16,12 +16,10 @@ static void take_lock(void)
 {
 	uint64_t ticket = atomic_fetch_add_explicit(&lock.next_ticket, 1,
 						    memory_order_relaxed);
-	struct spin_wait wait;
 
-	spin_wait_start(&wait);
 	while (atomic_load_explicit(&lock.now_serving, memory_order_acquire) !=
 	       ticket)
-		spin_wait_round(&wait);
+		__builtin_ia32_pause();
 }
 
 static void release_lock(void)

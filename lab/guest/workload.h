@@ -39,7 +39,6 @@ struct options {
 	/* Iterations of an empty volatile loop per operation. */
 	uint64_t work;
 	/* Time of plain loads between two PAUSE instructions of a spin loop, in TSC ticks. */
-	uint64_t pause_window_ticks;
 	/* Spin only: part of the work that is done inside the lock. */
 	uint64_t locked_percent;
 	/* Barrier only: wait in the kernel (futex) instead of spinning. */
@@ -104,35 +103,6 @@ static inline void work(uint64_t iterations)
 {
 	for (volatile uint64_t i = 0; i < iterations; i++)
 		;
-}
-
-static inline uint64_t read_tsc(void)
-{
-	return __builtin_ia32_rdtsc();
-}
-
-/*
- * Hardware leaves the guest after a *window* of PAUSEs, emulation at each single one. Spinning with plain
- * loads and one PAUSE per window makes both look alike to KVM. The TSC is read only every 64 rounds because
- * reading it takes a lock in the emulator.
- */
-struct spin_wait {
-	uint64_t pause_at;
-	unsigned int rounds;
-};
-
-static inline void spin_wait_start(struct spin_wait *wait)
-{
-	wait->pause_at = read_tsc() + options.pause_window_ticks;
-	wait->rounds = 0;
-}
-
-static inline void spin_wait_round(struct spin_wait *wait)
-{
-	if (++wait->rounds % 64 || read_tsc() < wait->pause_at)
-		return;
-	__builtin_ia32_pause();
-	wait->pause_at = read_tsc() + options.pause_window_ticks;
 }
 
 #endif

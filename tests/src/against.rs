@@ -270,7 +270,7 @@ fn halted_vcpus_are_used() -> Result<()> {
         let workload = Workload {
             threads: Some(2),
             sleeping: true,
-            ..Workload::new("barrier", &lab)
+            ..Workload::new("barrier")
         };
         let spec = GuestSpec {
             paravirtual: true,

@@ -230,7 +230,7 @@ fn booted_churn() -> Result<()> {
                 GuestSpec::new(
                     &format!("booted{round}-{i}"),
                     2,
-                    Workload::new("busy", &lab),
+                    Workload::new("busy"),
                 )
             })
             .collect();

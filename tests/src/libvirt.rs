@@ -67,7 +67,7 @@ impl Domain {
              <emulator>/usr/bin/qemu-system-x86_64</emulator><serial type='file'><source path='{}'/></serial>\
              <controller type='usb' model='none'/><memballoon model='none'/></devices></domain>",
             cpus.join(","),
-            Workload::new("busy", &lab).kernel_parameters(),
+            Workload::new("busy").kernel_parameters(),
             domain.folder.path().join("serial").display(),
         );
         let file = domain.folder.path().join("domain.xml");

@@ -98,9 +98,6 @@ pub struct Options {
     /// Iterations of an empty loop per operation; about 100 us of lab time when not given
     #[arg(long)]
     pub work: Option<u64>,
-    /// Lab us of plain loads between two PAUSEs of a spinning workload
-    #[arg(long, default_value_t = 20)]
-    pub pause_window_us: u64,
     /// Part of spin's work that is done inside the lock, in percent
     #[arg(long, default_value_t = 33, value_parser = clap::value_parser!(u32).range(1..=100))]
     pub locked_percent: u32,
@@ -153,11 +150,10 @@ impl Options {
     }
 
     /// The workload `name` as these options say.
-    pub fn workload(&self, name: &str, lab: &LabInfo) -> Workload {
-        let defaults = Workload::new(name, lab);
+    pub fn workload(&self, name: &str) -> Workload {
+        let defaults = Workload::new(name);
         Workload {
             work: self.work.unwrap_or(defaults.work),
-            pause_window_us: self.pause_window_us,
             locked_percent: self.locked_percent,
             sleeping: self.sleeping,
             ..defaults
@@ -165,20 +161,20 @@ impl Options {
     }
 
     /// The guests of `case`.
-    pub fn guests(&self, case: &Case, lab: &LabInfo) -> Vec<GuestSpec> {
-        self.named_guests("vm", case, self.vcpus, lab)
+    pub fn guests(&self, case: &Case) -> Vec<GuestSpec> {
+        self.named_guests("vm", case, self.vcpus)
     }
 
     /// Those that run beside.
-    fn neighbours(&self, lab: &LabInfo) -> Vec<GuestSpec> {
+    fn neighbours(&self) -> Vec<GuestSpec> {
         let beside = self.beside.iter();
         beside
-            .flat_map(|case| self.named_guests("beside", case, NEIGHBOUR_VCPUS, lab))
+            .flat_map(|case| self.named_guests("beside", case, NEIGHBOUR_VCPUS))
             .collect()
     }
 
-    fn named_guests(&self, name: &str, case: &Case, vcpus: u32, lab: &LabInfo) -> Vec<GuestSpec> {
-        let workload = self.workload(&case.workload, lab);
+    fn named_guests(&self, name: &str, case: &Case, vcpus: u32) -> Vec<GuestSpec> {
+        let workload = self.workload(&case.workload);
         (1..=case.vms)
             .map(|number| GuestSpec {
                 paravirtual: self.paravirtual,
@@ -194,8 +190,8 @@ impl Options {
 /// When anything failed while measuring, or Cohort is below the case's floor.
 pub fn run(lab: &LabInfo, case: &Case, options: &Options) -> Result<()> {
     let schedulers = options.schedulers()?;
-    let specs = options.guests(case, lab);
-    let beside = options.neighbours(lab);
+    let specs = options.guests(case);
+    let beside = options.neighbours();
     let name = match &options.beside {
         Some(neighbours) => format!("{case} beside {neighbours}"),
         None => case.to_string(),

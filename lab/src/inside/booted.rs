@@ -28,14 +28,13 @@ use crate::guest::{
     COUNTER_MAGIC, COUNTER_PAGE_BYTES, COUNTER_SLOT_BYTES, COUNTER_SLOTS, LONGEST_OFFSET,
     REAL_WORKLOADS, TIMED_WORKLOADS,
 };
+use crate::outside::machine::Kind;
 
 const QEMU: &str = "/usr/bin/qemu-system-x86_64";
 /// The guests' kernel.
 pub const KERNEL: &str = "/cohort/guest/vmlinuz";
 /// The guests' initrd, which runs the workload that the kernel's command line names.
 pub const INITRD: &str = "/cohort/guest/initrd";
-/// The guests' image, if `lab boot` attached it: L1's second disk.
-const GUEST_IMAGE: &str = "/dev/vdb";
 /// A tmpfs: guest memory on anything else would be written to a disk.
 const MEMORY_DIRECTORY: &str = "/dev/shm";
 /// Names in a guest's own directory there: its memory, and the socket of its QEMU's monitor.
@@ -51,6 +50,8 @@ const MAX_MEMORY_MIB: u32 = 2048;
 /// Quiet, because each console character is several VM exits; the timer check assumes CPUs of at most 4 GHz,
 /// and dilated ones look faster.
 const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet panic=-1 no_timer_check rdinit=/init";
+/// Iterations of the empty loop, five instructions each, that take the exact machine 100 us.
+const DEFAULT_WORK: u64 = 20_000;
 const COUNTING_PREFIX: &str = "counting at 0x";
 
 /// What a guest is to do.
@@ -60,8 +61,6 @@ pub struct Workload {
     pub name: String,
     /// Iterations of an empty loop per operation.
     pub work: u64,
-    /// Lab microseconds of plain loads between two PAUSEs of a spin loop.
-    pub pause_window_us: u64,
     /// Spin only: part of an operation's work that is done inside the lock, in percent.
     pub locked_percent: u32,
     /// Number of threads; one per vCPU when not given.
@@ -71,12 +70,11 @@ pub struct Workload {
 }
 
 impl Workload {
-    /// The workload `name` with about 100 us of lab time per operation and a spin window of 20 us.
-    pub fn new(name: &str, lab: &LabInfo) -> Self {
+    /// The workload `name` with about 100 us of work per operation on the exact machine.
+    pub fn new(name: &str) -> Self {
         Self {
             name: name.into(),
-            work: lab.default_work(),
-            pause_window_us: 20,
+            work: DEFAULT_WORK,
             locked_percent: 33,
             threads: None,
             sleeping: false,
@@ -98,8 +96,8 @@ impl Workload {
             return self.name.clone();
         }
         let mut arguments = format!(
-            "{} work={} pause_window_us={} locked_percent={}",
-            self.name, self.work, self.pause_window_us, self.locked_percent
+            "{} work={} locked_percent={}",
+            self.name, self.work, self.locked_percent
         );
         if let Some(threads) = self.threads {
             arguments += &format!(" threads={threads}");
@@ -190,7 +188,7 @@ impl GuestSpec {
         }
     }
 
-    fn qemu(&self, directory: &Path, serial: &Path) -> Command {
+    fn qemu(&self, directory: &Path, serial: &Path, image: Option<&Path>) -> Command {
         let Topology {
             sockets,
             cores,
@@ -230,11 +228,12 @@ impl GuestSpec {
                 "unix:{},server=on,wait=off",
                 directory.join(MONITOR).display()
             ));
-        if self.workload.is_real() {
+        if let Some(image) = image {
             command
                 .arg("-drive")
                 .arg(format!(
-                    "if=none,id=image,format=raw,readonly=on,file={GUEST_IMAGE}"
+                    "if=none,id=image,format=raw,readonly=on,file={}",
+                    image.display()
                 ))
                 .args(["-device", "virtio-blk-pci,drive=image"]);
         }
@@ -273,8 +272,12 @@ impl BootedGuest {
             spec.name,
             spec.memory_mib
         );
+        let image = lab
+            .guest_image
+            .as_deref()
+            .filter(|_| spec.workload.is_real());
         ensure!(
-            !spec.workload.is_real() || Path::new(GUEST_IMAGE).exists(),
+            !spec.workload.is_real() || image.is_some(),
             "Guest {} is to run {}, which is in the guests' image, and that is not attached: boot with --guest-image",
             spec.name,
             spec.workload.name
@@ -305,7 +308,7 @@ impl BootedGuest {
         }
         let output =
             File::create(&log).with_context(|| format!("{} cannot be written", log.display()))?;
-        let mut command = spec.qemu(memory_directory.path(), &serial);
+        let mut command = spec.qemu(memory_directory.path(), &serial, image);
         command.stdout(output.try_clone()?).stderr(output);
         let process = process::start(command, cpus, Some(&cgroup))?;
         Ok(Self {
@@ -553,7 +556,7 @@ pub fn start_all(
         .into_iter()
         .map(|spec| BootedGuest::start(lab, spec))
         .collect::<Result<Vec<BootedGuest>>>()?;
-    let mut chances = if lab.accelerator == "tcg" { 1 } else { 0 };
+    let mut chances = if lab.machine == Kind::Fast { 1 } else { 0 };
     for number in 0..guests.len() {
         let Err(error) = guests[number].wait_until_counting(timeout) else {
             continue;
@@ -751,10 +754,10 @@ impl CounterPage {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inside::info::example;
 
     fn arguments(spec: &GuestSpec) -> String {
-        let command = spec.qemu(Path::new("/dev/shm/x"), Path::new("/out/serial"));
+        let image = spec.workload.is_real().then_some(Path::new("/dev/vdc"));
+        let command = spec.qemu(Path::new("/dev/shm/x"), Path::new("/out/serial"), image);
         command
             .get_args()
             .map(|argument| argument.to_string_lossy())
@@ -781,7 +784,7 @@ mod tests {
 
     #[test]
     fn a_guest_gets_the_features_topology_and_workload_of_its_spec() {
-        let mut spec = GuestSpec::new("one", 4, Workload::new("spin", &example()));
+        let mut spec = GuestSpec::new("one", 4, Workload::new("spin"));
         let text = arguments(&spec);
         assert!(
             text.contains("-smp 4,sockets=1,cores=4,threads=1"),
@@ -789,7 +792,7 @@ mod tests {
         );
         assert!(text.contains("-kvm-pv-unhalt"), "{text}");
         assert!(
-            text.contains("-- spin work=600000 pause_window_us=20 locked_percent=33"),
+            text.contains("-- spin work=20000 locked_percent=33"),
             "{text}"
         );
         assert!(!text.contains("cpu-pm"), "{text}");
@@ -815,14 +818,10 @@ mod tests {
 
     #[test]
     fn a_real_workload_gets_the_image_and_no_options() {
-        let own = arguments(&GuestSpec::new("one", 2, Workload::new("busy", &example())));
-        assert!(!own.contains("/dev/vdb"), "{own}");
-        let real = arguments(&GuestSpec::new(
-            "one",
-            2,
-            Workload::new("redis", &example()),
-        ));
-        assert!(real.contains("readonly=on,file=/dev/vdb"), "{real}");
+        let own = arguments(&GuestSpec::new("one", 2, Workload::new("busy")));
+        assert!(!own.contains("/dev/vdc"), "{own}");
+        let real = arguments(&GuestSpec::new("one", 2, Workload::new("redis")));
+        assert!(real.contains("readonly=on,file=/dev/vdc"), "{real}");
         assert!(real.contains("-- redis -nodefaults"), "{real}");
     }
 

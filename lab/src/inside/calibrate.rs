@@ -60,7 +60,7 @@ fn rates(lab: &LabInfo, workload: &str, options: &Options) -> Result<[f64; 2]> {
     let specs = [1, 2].map(|threads| {
         let workload = Workload {
             threads: Some(threads),
-            ..options.workload(workload, lab)
+            ..options.workload(workload)
         };
         GuestSpec {
             paravirtual: options.paravirtual,

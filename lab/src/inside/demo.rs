@@ -26,7 +26,7 @@ pub fn run(lab: &LabInfo, scheduler: &str) -> Result<()> {
          preempted inside the lock makes its sibling spin. The guests know nothing of the host.\n",
         lab.guest_cpus
     );
-    let workload = Workload::new("spin", lab);
+    let workload = Workload::new("spin");
     let specs = ["vm1", "vm2"].map(|name| GuestSpec::new(name, 2, workload.clone()));
     let guests = start_all(lab, specs.to_vec(), BOOT_TIMEOUT)?;
     println!("Both are up and take their locks. Now the scheduler is exchanged under them:\n");

@@ -103,7 +103,7 @@ pub fn run(lab: &LabInfo, cases: &[Case], options: &Options) -> Result<()> {
     println!("{}", lab.describe());
     let timing = options.timing();
     for case in cases {
-        let mut guests = start_all(lab, options.guests(case, lab), BOOT_TIMEOUT)?;
+        let mut guests = start_all(lab, options.guests(case), BOOT_TIMEOUT)?;
         for scheduler in [Scheduler::watched(), Scheduler::cohort(&[])] {
             let running = scheduler.start(Path::new(LOGS))?;
             let running = running.context("both are programs")?;

@@ -1,28 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Boots L1, runs one command in it and brings back its output, its exit code and what it left in /out. Whatever ends
-//! the lab ends QEMU: the run's own files are in memory or in its folder. Not for what happens inside L1.
+//! the lab ends the emulator: the run's own files are in memory or in its folder. Not for what happens inside L1, nor for
+//! what the machine is (machine/).
 
 use std::fs::{self, File};
-use std::io::{BufRead, BufReader, Read, Write};
-use std::os::fd::AsRawFd;
-use std::os::unix::net::UnixStream;
-use std::os::unix::process::CommandExt;
+use std::io::{BufRead, BufReader, Read, Seek, Write};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use clap::Args;
 
 use super::cache::Cache;
 use super::console;
 use super::image::{self, Image};
 use super::initrd::Payload;
-use super::kernel::{Kernel, Kernels};
+use super::kernel::Kernels;
+use super::machine::bochs::{Bochs, CYLINDER_BYTES};
+use super::machine::{Kind, Machine, Media, Running, Topology};
+use super::memory_file;
 use super::others::{OtherLoad, Watch};
-use super::qemu::{Accelerator, Descriptors, Machine, Topology};
 use super::tool::{self, Interrupted, io_sentence};
 use crate::inside::info::LabInfo;
 
@@ -35,14 +35,21 @@ pub const EXIT_NOT_STARTED: u8 = 125;
 /// Exit code of `lab` after SIGINT, SIGTERM or SIGHUP.
 pub const EXIT_INTERRUPTED: u8 = 130;
 
-/// How long L1 may take to start the command, undilated. Its timers are few, so the same does for slowed time.
+/// How long L1 may take to start the command, and how much longer for each CPU.
 const BOOT_LIMIT: Duration = Duration::from_secs(120);
+const BOOT_LIMIT_PER_CPU: Duration = Duration::from_secs(5);
 
-/// How long L1 has to hand over /out after it was told to stop, besides one second of its own time.
-const STOP_LIMIT: Duration = Duration::from_secs(15);
+/// How long L1 has to hand over /out after it was told to stop. Guests that still run slow an emulated one down.
+const STOP_LIMIT: Duration = Duration::from_secs(60);
+
+/// The same after a panic, when nothing comes but the rest of what its kernel prints.
+const PANIC_LIMIT: Duration = Duration::from_secs(3);
+
+/// Room for /out. It takes memory only as far as it is used.
+const OUT_BYTES: u64 = 2048 * CYLINDER_BYTES;
 
 /// What each run leaves in its folder.
-const LOGS: [&str; 4] = [CONSOLE, "qemu.log", "dmesg", MACHINE];
+const LOGS: [&str; 4] = [CONSOLE, EMULATOR_LOG, "dmesg", MACHINE];
 
 /// What other programs took of the machine, in the run's folder.
 const MACHINE: &str = "machine.json";
@@ -50,7 +57,10 @@ const MACHINE: &str = "machine.json";
 /// What L1's kernel prints.
 const CONSOLE: &str = "console.log";
 
-/// How often a run is tried that the emulator spoils.
+/// What the emulator itself prints.
+const EMULATOR_LOG: &str = "emulator.log";
+
+/// How often a run on the fast machine is tried that its emulator spoils.
 const ATTEMPTS: u32 = 3;
 
 /// How often signals and deadlines are looked at.
@@ -62,7 +72,17 @@ pub struct Options {
     /// Kernel to boot, as `lab kernels` lists them [default: the newest sound one]
     #[arg(long, value_name = "RELEASE")]
     kernel: Option<String>,
-    /// CPUs of L1, one of which is for housekeeping under emulation [default: 3 emulated, 2 with KVM]
+    /// What executes L1 [default: hardware where this machine has nested virtualisation, else exact, or fast with --quick]
+    #[arg(long, value_name = "KIND")]
+    machine: Option<Kind>,
+    /// The command needs no time: take the fast machine where there is no hardware
+    #[arg(long, conflicts_with = "machine")]
+    quick: bool,
+    /// Shifts when guests and their timers begin, so that vCPUs lie to each other in another way; the same seed gives the
+    /// same run on the exact machine
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    seed: u64,
+    /// CPUs of L1 [default: 2; 3 on the fast machine, where the first is not for guests]
     #[arg(long)]
     cpus: Option<u32>,
     /// Memory of L1 in MiB
@@ -77,13 +97,6 @@ pub struct Options {
     /// Threads per core
     #[arg(long)]
     threads: Option<u32>,
-    /// How many times slower than ours L1's time runs; always 1 with KVM
-    #[arg(long, default_value_t = 1.0)]
-    dilation: f64,
-    /// Each instruction of L1 takes 1 ns of its time, and its CPUs take turns: says what a hook costs, nothing about
-    /// throughput; only under emulation
-    #[arg(long, conflicts_with = "dilation")]
-    count_instructions: bool,
     /// Seconds of our time that the run may take
     #[arg(long, default_value_t = 900)]
     timeout_s: u64,
@@ -109,7 +122,7 @@ enum Outcome {
     Exit(u8),
     /// L1's kernel complained.
     Complaint(String),
-    /// QEMU ended before the command did.
+    /// The emulator ended before the command did.
     Died,
     /// The command was not started in time.
     NotBooted,
@@ -122,26 +135,19 @@ enum Outcome {
 /// What the threads that read from L1 report.
 enum Event {
     Control(String),
-    ControlClosed,
     Complaint(String),
+    /// The console is closed: the emulator has ended.
+    Ended,
 }
 
 /// Boots L1 as the options say and returns the exit code for `lab`.
 pub fn boot(options: &Options) -> Result<u8> {
     tool::catch_signals()?;
-    let accelerator = Accelerator::of_this_machine();
-    let dilation = effective_dilation(options.dilation, accelerator)?;
-    ensure!(
-        !options.count_instructions || accelerator == Accelerator::Tcg,
-        "--count-instructions needs emulation, but L1 would run on KVM here."
-    );
-    let default_cpus = if accelerator == Accelerator::Tcg {
-        3
-    } else {
-        2
-    };
+    let kind = options.machine;
+    let kind = kind.unwrap_or_else(|| Kind::default_here(options.quick));
+    kind.check()?;
     let levels = [options.sockets, options.cores, options.threads];
-    let topology = Topology::new(options.cpus, default_cpus, levels)?;
+    let topology = Topology::new(options.cpus, kind.default_cpus(), levels)?;
     let cache = Cache::open()?;
     let kernels = Kernels::load(&cache, false)?;
     let kernel = match &options.kernel {
@@ -149,48 +155,26 @@ pub fn boot(options: &Options) -> Result<u8> {
         None => kernels.newest_sound()?,
     };
     let image = Image::ready(&cache)?;
-    let guest_image = options
-        .guest_image
-        .then(|| image::guest_image(&cache))
-        .transpose()?;
+    let bochs = (kind == Kind::Exact).then(|| Bochs::ready(&cache));
+    let guest_image = options.guest_image.then(|| image::guest_image(&cache));
+    let guest_image = guest_image.transpose()?;
     let machine = Machine {
-        accelerator,
+        kind,
+        bochs: bochs.transpose()?,
+        image: &image,
+        kernel: &kernel,
         topology,
         memory_mib: options.memory_mib,
         guest_image: guest_image.as_deref(),
-        dilation,
-        counts_instructions: options.count_instructions,
         append: &options.append,
     };
-    let description = describe(&machine, &kernel, &image)?;
-    let run = |folder: &Path| -> Result<Outcome> {
-        let payload = Payload {
-            kernel: &kernel,
-            image: &image,
-            command: &options.command,
-            description: &description,
-            with_guest_image: options.guest_image,
-            run_folder: folder,
-        };
-        let initrd = payload.pack()?;
-        let run = Run::start(&machine, &image, &kernel, &initrd, folder)?;
-        drop(initrd);
-        let others = Watch::begin(run.qemu.id());
-        let outcome = run.supervise(
-            Duration::from_secs(options.timeout_s),
-            STOP_LIMIT + Duration::from_secs_f64(dilation),
-        );
-        let others = others.end();
-        run.end()?;
-        record_others(&others?, &machine, folder)?;
-        Ok(outcome)
-    };
+    let description = describe(&machine, options.seed)?;
     let mut attempt = 1;
     loop {
         let folder = RunFolder::create(options.out.as_deref())?;
-        let outcome = run(&folder.path)?;
+        let outcome = run_once(&machine, options, &description, &folder.path)?;
         let code = folder.conclude(&outcome, options.timeout_s)?;
-        let fault = folder.emulators_fault(&outcome, accelerator);
+        let fault = folder.emulators_fault(&outcome, kind);
         let Some(fault) = fault.filter(|_| attempt < ATTEMPTS) else {
             return Ok(code);
         };
@@ -201,13 +185,42 @@ pub fn boot(options: &Options) -> Result<u8> {
     }
 }
 
-/// Says it if figures of this run are worth nothing; undilated, nothing is measured.
+fn run_once(
+    machine: &Machine<'_>,
+    options: &Options,
+    description: &str,
+    folder: &Path,
+) -> Result<Outcome> {
+    let payload = Payload {
+        kernel: machine.kernel,
+        image: machine.image,
+        command: &options.command,
+        description,
+        with_guest_image: options.guest_image,
+        run_folder: folder,
+    };
+    let initrd = payload.pack()?;
+    let out = memory_file()?;
+    out.set_len(OUT_BYTES).context("No memory for /out.")?;
+    let run = Run::start(machine, &initrd, &out, folder)?;
+    drop(initrd);
+    let others = Watch::begin(run.emulator.id());
+    let boot_limit = BOOT_LIMIT + machine.topology.cpus() * BOOT_LIMIT_PER_CPU;
+    let outcome = run.supervise(boot_limit, Duration::from_secs(options.timeout_s));
+    let others = others.end();
+    run.end()?;
+    unpack(out, folder)?;
+    record_others(&others?, machine, folder)?;
+    Ok(outcome)
+}
+
+/// Says it if figures of this run are worth nothing. The exact machine does not mind others.
 fn record_others(load: &OtherLoad, machine: &Machine<'_>, folder: &Path) -> Result<()> {
     let json = serde_json::to_string_pretty(load).context("The machine cannot be described.")?;
     let path = folder.join(MACHINE);
     fs::write(&path, json + "\n")
         .map_err(|error| io_sentence(&format!("{} cannot be written", path.display()), &error))?;
-    if machine.dilation > 1.0 && load.voids_figures(machine.topology.cpus()) {
+    if machine.kind == Kind::Hardware && load.voids_figures(machine.topology.cpus()) {
         eprintln!(
             "lab: other programs used {:.2} of a CPU while this ran, {:.2} in the busiest 10 s; figures from it are \
              void",
@@ -217,37 +230,22 @@ fn record_others(load: &OtherLoad, machine: &Machine<'_>, folder: &Path) -> Resu
     Ok(())
 }
 
-fn effective_dilation(asked: f64, accelerator: Accelerator) -> Result<f64> {
-    ensure!(
-        asked.is_finite() && (1.0..=1000.0).contains(&asked),
-        "--dilation {asked} makes no sense: it is how many times slower L1's time runs, 1 to 1000."
-    );
-    Ok(if accelerator == Accelerator::Kvm {
-        1.0
-    } else {
-        asked
-    })
-}
-
-fn describe(machine: &Machine<'_>, kernel: &Kernel, image: &Image) -> Result<String> {
+fn describe(machine: &Machine<'_>, seed: u64) -> Result<String> {
     let cpus = machine.topology.cpus();
-    // QEMU loses virtualisation state of an emulated CPU 0 when other CPUs switch tasks (cpu_clear_ignne() in QEMU's
-    // target/i386/tcg/system/fpu_helper.c changes CPU 0's flags without a lock): guests stay off it.
-    let housekeeping = if machine.accelerator == Accelerator::Tcg {
-        1
-    } else {
-        0
-    };
+    let housekeeping_cpus = machine.kind.housekeeping_cpus();
     let description = LabInfo {
-        accelerator: machine.accelerator.to_string(),
-        dilation: machine.dilation,
-        counts_instructions: machine.counts_instructions,
-        kernel: kernel.judged.candidate.release.clone(),
-        qemu: image.qemu_version.clone(),
+        machine: machine.kind,
+        emulator: machine.emulator(),
+        kernel: machine.kernel.judged.candidate.release.clone(),
+        qemu: machine.image.qemu_version.clone(),
         cpus,
         topology: machine.topology.to_string(),
-        housekeeping_cpus: (0..housekeeping).collect(),
-        guest_cpus: (housekeeping..cpus).collect(),
+        guest_cpus: (0..cpus)
+            .filter(|cpu| !housekeeping_cpus.contains(cpu))
+            .collect(),
+        housekeeping_cpus,
+        guest_image: machine.guest_image_device().map(PathBuf::from),
+        seed,
     };
     serde_json::to_string_pretty(&description).context("The lab cannot be described.")
 }
@@ -305,15 +303,12 @@ impl RunFolder {
             }
             Outcome::Died => {
                 eprintln!(
-                    "lab: QEMU of L1 ended before the command did; qemu.log may say why. {left}"
+                    "lab: The emulator of L1 ended before the command did; {EMULATOR_LOG} may say why. {left}"
                 );
                 EXIT_L1_FAILED
             }
             Outcome::NotBooted => {
-                eprintln!(
-                    "lab: L1 did not boot within {} s. {left}",
-                    BOOT_LIMIT.as_secs()
-                );
+                eprintln!("lab: L1 did not boot in time. {left}");
                 EXIT_L1_FAILED
             }
             Outcome::TimedOut => {
@@ -335,8 +330,8 @@ impl RunFolder {
     }
 
     /// What the emulator did wrong, if it was that which failed, so that the run says nothing.
-    fn emulators_fault(&self, outcome: &Outcome, accelerator: Accelerator) -> Option<&'static str> {
-        if accelerator != Accelerator::Tcg {
+    fn emulators_fault(&self, outcome: &Outcome, kind: Kind) -> Option<&'static str> {
+        if kind != Kind::Fast {
             return None;
         }
         match outcome {
@@ -364,66 +359,40 @@ impl RunFolder {
 
 /// A running L1 and the threads that read from it.
 struct Run {
-    qemu: Child,
+    emulator: Child,
     events: Receiver<Event>,
-    to_control: UnixStream,
+    to_control: File,
+    control_far_end: Option<File>,
     readers: Vec<JoinHandle<()>>,
-    unpack: Child,
 }
 
 impl Run {
-    fn start(
-        machine: &Machine<'_>,
-        image: &Image,
-        kernel: &Kernel,
-        initrd: &File,
-        folder: &Path,
-    ) -> Result<Self> {
-        let [console, stdout, control, out] = [
-            socket_pair()?,
-            socket_pair()?,
-            socket_pair()?,
-            socket_pair()?,
-        ];
-        let descriptors = Descriptors {
-            console: console.1.as_raw_fd(),
-            stdout: stdout.1.as_raw_fd(),
-            control: control.1.as_raw_fd(),
-            out: out.1.as_raw_fd(),
-            initrd: initrd.as_raw_fd(),
-        };
+    fn start(machine: &Machine<'_>, initrd: &File, out: &File, folder: &Path) -> Result<Self> {
         let console_log = create(&folder.join(CONSOLE))?;
-        let qemu_log = create(&folder.join("qemu.log"))?;
-        let mut command = machine.command(image, &kernel.vmlinuz, &descriptors);
-        command
-            .stdin(Stdio::null())
-            .stdout(qemu_log.try_clone()?)
-            .stderr(qemu_log);
-        inherit(&mut command, &descriptors);
-        tool::die_with_parent(&mut command, libc::SIGKILL);
-        let unpack = start_unpacking(out.0, folder)?;
-        let qemu = command
-            .spawn()
-            .context("QEMU of L1 could not be started.")?;
+        let log = &create(&folder.join(EMULATOR_LOG))?;
+        let Running {
+            process,
+            console,
+            stdout,
+            control,
+            far_end,
+        } = machine.start(&Media { initrd, out, log })?;
         let (sender, events) = mpsc::channel();
-        let to_control = control
-            .0
-            .try_clone()
-            .context("The control port cannot be shared.")?;
-        let mut readers = forward_output(stdout.0);
-        readers.push(read_console(console.0, console_log, sender.clone()));
-        readers.push(read_control(control.0, sender));
+        let to_control = control.try_clone();
+        let mut readers = forward_output(stdout);
+        readers.push(read_console(console, console_log, sender.clone()));
+        readers.push(read_control(control, sender));
         Ok(Self {
-            qemu,
+            emulator: process,
             events,
-            to_control,
+            to_control: to_control.context("The control port cannot be shared.")?,
+            control_far_end: far_end,
             readers,
-            unpack,
         })
     }
 
     /// Watches the run until it is decided how it ended.
-    fn supervise(&self, limit: Duration, stop_limit: Duration) -> Outcome {
+    fn supervise(&self, boot_limit: Duration, limit: Duration) -> Outcome {
         let start = Instant::now();
         let mut is_ready = false;
         // Once set, L1 was told to stop: the reason is the outcome, what is awaited is /out.
@@ -440,8 +409,8 @@ impl Run {
                         .and_then(|code| code.parse().ok());
                     return decided(stopping, exit.map_or(Outcome::Died, Outcome::Exit));
                 }
-                Ok(Event::ControlClosed) | Err(RecvTimeoutError::Disconnected) => {
-                    return self.died(stopping);
+                Ok(Event::Ended) | Err(RecvTimeoutError::Disconnected) => {
+                    return decided(stopping, Outcome::Died);
                 }
                 Ok(Event::Complaint(line)) => Some(Outcome::Complaint(line)),
                 Err(RecvTimeoutError::Timeout) => None,
@@ -453,7 +422,7 @@ impl Run {
             let overdue = if now > start + limit {
                 Some(Outcome::TimedOut)
             } else {
-                (!is_ready && now > start + BOOT_LIMIT).then_some(Outcome::NotBooted)
+                (!is_ready && now > start + boot_limit).then_some(Outcome::NotBooted)
             };
             match &stopping {
                 Some((_, until)) if now > *until => return decided(stopping, Outcome::Died),
@@ -461,20 +430,12 @@ impl Run {
                 None => {
                     if let Some(reason) = reason.or(overdue) {
                         self.tell_to_stop();
-                        stopping = Some((reason, now + stop_limit));
+                        let until = now + stop_limit(&reason);
+                        stopping = Some((reason, until));
                     }
                 }
             }
         }
-    }
-
-    /// QEMU is gone; a panic's line may still be on its way from the console's reader.
-    fn died(&self, stopping: Option<(Outcome, Instant)>) -> Outcome {
-        let late = self.events.iter().find_map(|event| match event {
-            Event::Complaint(line) => Some(Outcome::Complaint(line)),
-            _ => None,
-        });
-        decided(stopping, late.unwrap_or(Outcome::Died))
     }
 
     fn tell_to_stop(&self) {
@@ -482,19 +443,27 @@ impl Run {
         let _ = (&self.to_control).write_all(b"stop\n");
     }
 
-    /// Ends QEMU and waits until all that it had handed over is written.
+    /// Ends the emulator and waits until all that it had handed over is written.
     fn end(mut self) -> Result<()> {
         // An error means that it ended before.
-        let _ = self.qemu.kill();
-        self.qemu
+        let _ = self.emulator.kill();
+        self.emulator
             .wait()
-            .context("QEMU of L1 could not be waited for.")?;
+            .context("The emulator of L1 could not be waited for.")?;
+        drop(self.control_far_end);
         for reader in self.readers {
             // A reader that panicked has printed why.
             let _ = reader.join();
         }
-        self.unpack.wait().context("tar could not be waited for.")?;
         Ok(())
+    }
+}
+
+/// How long L1 has to hand over what it has.
+fn stop_limit(reason: &Outcome) -> Duration {
+    match reason {
+        Outcome::Complaint(line) if line.contains("Kernel panic") => PANIC_LIMIT,
+        _ => STOP_LIMIT,
     }
 }
 
@@ -502,56 +471,30 @@ fn decided(stopping: Option<(Outcome, Instant)>, otherwise: Outcome) -> Outcome 
     stopping.map_or(otherwise, |(reason, _)| reason)
 }
 
-/// Our end and QEMU's.
-fn socket_pair() -> Result<(UnixStream, UnixStream)> {
-    UnixStream::pair().context("No socket for QEMU of L1.")
-}
-
 fn create(path: &Path) -> Result<File> {
     File::create(path)
         .map_err(|error| io_sentence(&format!("{} cannot be created", path.display()), &error))
 }
 
-/// Keeps the descriptors open in the command, and only in it.
-fn inherit(command: &mut Command, descriptors: &Descriptors) {
-    let Descriptors {
-        console,
-        stdout,
-        control,
-        out,
-        initrd,
-    } = *descriptors;
-    // SAFETY: fcntl() is async-signal-safe and touches no memory.
-    unsafe {
-        command.pre_exec(move || {
-            for fd in [console, stdout, control, out, initrd] {
-                if libc::fcntl(fd, libc::F_SETFD, 0) != 0 {
-                    return Err(std::io::Error::last_os_error());
-                }
-            }
-            Ok(())
-        });
-    }
-}
-
-/// Unpacks /out as it arrives. tar ends when the socket does.
-fn start_unpacking(from: UnixStream, folder: &Path) -> Result<Child> {
+/// Unpacks what L1 had in /out. Of a run that failed it may be missing; the run's sentence is enough then.
+fn unpack(mut out: File, folder: &Path) -> Result<()> {
+    out.rewind().context("/out cannot be read.")?;
     let mut command = Command::new("tar");
     command
         .args(["--no-same-owner", "-xf", "-", "-C"])
         .arg(folder);
     command
-        .stdin(Stdio::from(std::os::fd::OwnedFd::from(from)))
-        .stdout(Stdio::null());
-    // Nothing arrives from a run that failed; its sentence is enough, tar's would add nothing.
-    command.stderr(Stdio::null());
+        .stdin(out)
+        .stdout(Stdio::null())
+        .stderr(Stdio::null());
     tool::die_with_parent(&mut command, libc::SIGKILL);
-    command.spawn().context("tar could not be started.")
+    command.status().context("tar could not be started.")?;
+    Ok(())
 }
 
-/// Copies the command's output to ours, as it comes. Two threads, because L1 spins with interrupts off while QEMU
+/// Copies the command's output to ours, as it comes. Two threads, because L1 spins with interrupts off while its emulator
 /// waits for us: a slow reader of our output must not stop L1.
-fn forward_output(mut from: UnixStream) -> Vec<JoinHandle<()>> {
+fn forward_output(mut from: File) -> Vec<JoinHandle<()>> {
     let (sender, chunks) = mpsc::channel::<Vec<u8>>();
     let reader = thread::spawn(move || {
         let mut buffer = [0; 65536];
@@ -576,7 +519,7 @@ fn forward_output(mut from: UnixStream) -> Vec<JoinHandle<()>> {
 }
 
 /// Writes the console to its file and reports the kernel's complaints.
-fn read_console(from: UnixStream, mut log: File, sender: Sender<Event>) -> JoinHandle<()> {
+fn read_console(from: File, mut log: File, sender: Sender<Event>) -> JoinHandle<()> {
     thread::spawn(move || {
         let mut lines = BufReader::new(from);
         let mut line = Vec::new();
@@ -593,33 +536,21 @@ fn read_console(from: UnixStream, mut log: File, sender: Sender<Event>) -> JoinH
             }
             line.clear();
         }
+        let _ = sender.send(Event::Ended);
     })
 }
 
-fn read_control(from: UnixStream, sender: Sender<Event>) -> JoinHandle<()> {
+fn read_control(from: File, sender: Sender<Event>) -> JoinHandle<()> {
     thread::spawn(move || {
         for line in BufReader::new(from).lines().map_while(Result::ok) {
             let _ = sender.send(Event::Control(line.trim().to_string()));
         }
-        let _ = sender.send(Event::ControlClosed);
     })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn time_is_not_slowed_on_kvm_nor_turned_around() {
-        assert_eq!(effective_dilation(20.0, Accelerator::Tcg).unwrap(), 20.0);
-        assert_eq!(effective_dilation(20.0, Accelerator::Kvm).unwrap(), 1.0);
-        for nonsense in [0.0, 0.5, -1.0, f64::NAN, f64::INFINITY] {
-            assert!(
-                effective_dilation(nonsense, Accelerator::Tcg).is_err(),
-                "{nonsense}"
-            );
-        }
-    }
 
     #[test]
     fn a_complaint_outlives_the_exit_code_that_follows_it() {

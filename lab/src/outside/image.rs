@@ -13,6 +13,7 @@ use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 
 use super::cache::{Cache, CacheLock};
+use super::machine::bochs::CYLINDER_BYTES;
 use super::mirror::Mirror;
 use super::tool::{self, io_sentence};
 
@@ -42,7 +43,7 @@ const GUEST: Recipe = Recipe {
 const SUITE: &str = "trixie";
 
 /// Raised when what is done to the tree changes, so that older cache entries are not used.
-const LAYOUT_VERSION: u32 = 1;
+const LAYOUT_VERSION: u32 = 2;
 
 /// Parts of packages that nothing here uses and that would make L1's tree four times as large: documentation,
 /// the 3D stack behind QEMU's displays, firmware and variants of QEMU for other machines.
@@ -95,9 +96,9 @@ impl Image {
         })
     }
 
-    /// A command that runs a program of the tree with the tree's own libraries. `preload` names a library of the tree.
-    pub fn command(&self, program: &str, preload: Option<&str>) -> Command {
-        command_in(&self.tree, program, preload)
+    /// A command that runs a program of the tree with the tree's own libraries.
+    pub fn command(&self, program: &str) -> Command {
+        command_in(&self.tree, program)
     }
 }
 
@@ -155,14 +156,23 @@ impl Recipe {
             .arg(entry.join("root.erofs"))
             .arg(&tree);
         tool::run(&mut make, &format!("make the file system of {name}"))?;
+        fill_cylinder(&entry.join("root.erofs"))
+            .map_err(|error| io_sentence(&format!("{name} cannot be completed"), &error))?;
         (self.finish)(&entry)?;
         work.publish("entry", destination)
     }
 }
 
+/// Bochs' disks end with a whole cylinder: what is beyond is not there.
+fn fill_cylinder(disk: &Path) -> io::Result<()> {
+    let disk = fs::File::options().write(true).open(disk)?;
+    let bytes = disk.metadata()?.len();
+    disk.set_len(bytes.next_multiple_of(CYLINDER_BYTES))
+}
+
 /// Asks QEMU of the tree, because results name its version.
 fn record_qemu_version(entry: &Path) -> Result<()> {
-    let mut qemu = command_in(&entry.join("tree"), "usr/bin/qemu-system-x86_64", None);
+    let mut qemu = command_in(&entry.join("tree"), "usr/bin/qemu-system-x86_64");
     let version = tool::run(qemu.arg("--version"), "ask QEMU for its version")?;
     let version = String::from_utf8_lossy(&version);
     let version = version
@@ -179,16 +189,13 @@ fn remove_tree(entry: &Path) -> Result<()> {
 }
 
 /// The program is started by the tree's own dynamic loader, so that nothing of the machine's libraries is used.
-fn command_in(tree: &Path, program: &str, preload: Option<&str>) -> Command {
+fn command_in(tree: &Path, program: &str) -> Command {
     let libraries = tree.join("usr/lib/x86_64-linux-gnu");
     let mut command = Command::new(libraries.join("ld-linux-x86-64.so.2"));
     command
         .arg("--library-path")
         .arg(&libraries)
         .arg("--inhibit-cache");
-    if let Some(preload) = preload {
-        command.arg("--preload").arg(tree.join(preload));
-    }
     command.arg(tree.join(program));
     command.env("QEMU_MODULE_DIR", libraries.join("qemu"));
     command
@@ -249,7 +256,7 @@ fn bootstrap(suite: &str, packages: &[&str], work: &Path, tar: &Path, purpose: &
         .arg("--aptopt=APT::Install-Recommends \"false\"")
         .arg(suite)
         .arg(tar)
-        .arg(mirror.source_line(suite))
+        .arg(mirror.source_line("deb", suite))
         .env("TMPDIR", work)
         .env("LC_ALL", "C.UTF-8");
     for option in machine_acquire_options()? {

@@ -4,7 +4,6 @@
 
 use std::fs::{self, File};
 use std::io::{BufWriter, Seek};
-use std::os::fd::FromRawFd;
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
@@ -12,6 +11,7 @@ use anyhow::{Context, Result};
 use super::cpio::Archive;
 use super::image::Image;
 use super::kernel::Kernel;
+use super::memory_file;
 
 const INIT: &str = include_str!("l1/init.sh");
 const STAGE2: &str = include_str!("l1/stage2.sh");
@@ -135,18 +135,6 @@ type Initrd = Archive<BufWriter<File>>;
 fn programs_dir() -> Result<PathBuf> {
     let lab = std::env::current_exe().context("The lab cannot find its own program file.")?;
     Ok(lab.parent().map(Path::to_path_buf).unwrap_or_default())
-}
-
-/// A file in memory; it goes with its last descriptor.
-fn memory_file() -> Result<File> {
-    // SAFETY: plain system call with a constant string; the descriptor it returns is ours alone.
-    unsafe {
-        let fd = libc::memfd_create(c"cohort-initrd".as_ptr(), libc::MFD_CLOEXEC);
-        if fd < 0 {
-            return Err(std::io::Error::last_os_error()).context("No memory for the initrd of L1.");
-        }
-        Ok(File::from_raw_fd(fd))
-    }
 }
 
 /// The command as one line that a shell takes apart into the same words.

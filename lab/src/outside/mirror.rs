@@ -49,10 +49,10 @@ impl Mirror {
         Ok(Self { uri, keyring })
     }
 
-    /// The `deb` line of a suite.
-    pub fn source_line(&self, suite: &str) -> String {
+    /// The line of a suite: of its binary packages (`deb`) or its source packages (`deb-src`).
+    pub fn source_line(&self, kind: &str, suite: &str) -> String {
         format!(
-            "deb [signed-by={}] {} {suite} main",
+            "{kind} [signed-by={}] {} {suite} main",
             self.keyring.display(),
             self.uri
         )
@@ -188,19 +188,36 @@ pub struct Suite {
 impl Suite {
     /// Sets up the private apt of a suite; nothing is downloaded.
     pub fn open(cache: &Cache, _lock: &CacheLock, mirror: &Mirror, name: &str) -> Result<Self> {
-        let dir = cache.path("apt").join(name);
+        Self::set_up(&cache.path("apt").join(name), mirror, "deb", name)
+    }
+
+    /// The same for its source packages.
+    pub fn open_sources(
+        cache: &Cache,
+        _lock: &CacheLock,
+        mirror: &Mirror,
+        name: &str,
+    ) -> Result<Self> {
+        let dir = cache.path("apt").join(format!("{name}-source"));
+        Self::set_up(&dir, mirror, "deb-src", name)
+    }
+
+    fn set_up(dir: &Path, mirror: &Mirror, kind: &str, name: &str) -> Result<Self> {
         let prepare = || {
             fs::create_dir_all(dir.join("lists/partial"))?;
             fs::create_dir_all(dir.join("archives/partial"))?;
             fs::write(dir.join("status"), "")?;
-            fs::write(dir.join("sources.list"), mirror.source_line(name) + "\n")?;
-            fs::write(dir.join("apt.conf"), apt_conf(&dir))
+            fs::write(
+                dir.join("sources.list"),
+                mirror.source_line(kind, name) + "\n",
+            )?;
+            fs::write(dir.join("apt.conf"), apt_conf(dir))
         };
         prepare()
             .map_err(|error| io_sentence(&format!("{} cannot be filled", dir.display()), &error))?;
         Ok(Self {
             name: name.to_string(),
-            dir,
+            dir: dir.to_path_buf(),
         })
     }
 
@@ -259,6 +276,39 @@ impl Suite {
             );
         }
         Ok(())
+    }
+
+    /// Downloads the upstream part of a source package, checks it against the signed lists and unpacks it into a new
+    /// folder; its version.
+    pub fn unpack_source(&self, name: &str, into: &Path) -> Result<String> {
+        self.update()?;
+        let mut show = self.apt("apt-cache");
+        show.args(["--only-source", "showsrc", name]);
+        let text = tool::run(&mut show, &format!("look up {name} in {}", self.name))?;
+        let package = parse_package(&String::from_utf8_lossy(&text))
+            .with_context(|| format!("{} has no source package {name}.", self.name))?;
+        fs::create_dir_all(into).map_err(|error| {
+            io_sentence(&format!("{} cannot be created", into.display()), &error)
+        })?;
+        let mut download = self.apt("apt-get");
+        download
+            .args(["-q", "source", "--download-only", "--tar-only", name])
+            .current_dir(into);
+        tool::run(
+            &mut download,
+            &format!("download the source of {name} from {}", self.name),
+        )?;
+        let archive = fs::read_dir(into)
+            .with_context(|| format!("{} cannot be read.", into.display()))?
+            .flatten()
+            .map(|entry| entry.path())
+            .find(|path| path.to_string_lossy().contains(".orig.tar."))
+            .with_context(|| format!("The source package {name} has no upstream archive."))?;
+        let mut unpack = Command::new("tar");
+        unpack.args(["--no-same-owner", "-xf"]).arg(&archive);
+        unpack.arg("-C").arg(into);
+        tool::run(&mut unpack, &format!("unpack the source of {name}"))?;
+        Ok(package.version)
     }
 
     fn apt(&self, tool: &str) -> Command {

@@ -14,7 +14,9 @@ use super::tool::{self, io_sentence};
 
 /// What L1's initrd loads to reach its root file system, in this order. Where a kernel has one built in, there is
 /// nothing to load.
-pub const FOR_ROOT: [&str; 5] = [
+pub const FOR_ROOT: [&str; 7] = [
+    "ata_piix",
+    "sd_mod",
     "virtio_pci",
     "virtio_blk",
     "virtio_console",

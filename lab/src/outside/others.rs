@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! What other programs took of the machine's CPUs while L1 ran: time in a dilated L1 means something only if its
-//! emulated CPUs get theirs. Not for what happens inside L1.
+//! What other programs took of the machine's CPUs while L1 ran: on the hardware machine figures mean something only if
+//! L1's CPUs get theirs. Not for what happens inside L1.
 
 use std::fs;
 use std::sync::mpsc::{self, RecvTimeoutError, Sender};
@@ -15,8 +15,7 @@ use serde::Serialize;
 /// A disturbance is judged over this long; a build or a test beside the run takes longer.
 const INTERVAL: Duration = Duration::from_secs(10);
 
-/// CPUs that others may take in any interval before figures are void. At a dilation of 20 an interval is half a
-/// second of lab time, a good part of a window, and 0.2 is a tenth of a machine of two CPUs: more than the
+/// CPUs that others may take in any interval before figures are void: a tenth of a machine of two CPUs, more than the
 /// differences that `bench` looks for. A machine that does nothing else stays well below, counting errors included:
 /// /proc/stat counts most machines' time by ticks, 0.02 CPUs or so beside the truth.
 const VOID_FROM: f64 = 0.2;
@@ -48,11 +47,11 @@ pub struct Watch {
 }
 
 impl Watch {
-    /// Begins. `qemu` is L1, whose time is not that of others; nor is that of this process.
-    pub fn begin(qemu: u32) -> Self {
+    /// Begins. `emulator` is L1, whose time is not that of others; nor is that of this process.
+    pub fn begin(emulator: u32) -> Self {
         let (stop, stopped) = mpsc::channel();
         let thread = thread::spawn(move || {
-            let machine = Machine::new(qemu)?;
+            let machine = Machine::new(emulator)?;
             let mut samples = vec![machine.sample()?];
             while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(INTERVAL) {
                 samples.push(machine.sample()?);
@@ -63,7 +62,7 @@ impl Watch {
         Self { stop, thread }
     }
 
-    /// Ends; QEMU must not have been waited for yet.
+    /// Ends; the emulator must not have been waited for yet.
     pub fn end(self) -> Result<OtherLoad> {
         drop(self.stop);
         self.thread
@@ -90,7 +89,7 @@ struct Sample {
 }
 
 impl Machine {
-    fn new(qemu: u32) -> Result<Self> {
+    fn new(emulator: u32) -> Result<Self> {
         let allowed = sched_getaffinity(Pid::from_raw(0))?;
         Ok(Self {
             cpus: (0..CpuSet::count())
@@ -98,7 +97,7 @@ impl Machine {
                 .collect(),
             // SAFETY: a plain question; glibc knows the answer on every Linux.
             hz: unsafe { libc::sysconf(libc::_SC_CLK_TCK) } as f64,
-            own: ["/proc/self/stat".into(), format!("/proc/{qemu}/stat")],
+            own: ["/proc/self/stat".into(), format!("/proc/{emulator}/stat")],
         })
     }
 

@@ -13,7 +13,14 @@ modules=/layer/usr/lib/modules/$(uname -r)
 while read -r module; do
 	insmod "$modules/$module"
 done <"$modules/load-order"
-mount -t erofs -o ro /dev/vda /image
+# lab_root and the names that stage2.sh uses are from the kernel's command line (machine/mod.rs).
+looks=0
+until [ -b "$lab_root" ]; do
+	looks=$((looks + 1))
+	[ $looks -lt 500 ]
+	sleep 0.01
+done
+mount -t erofs -o ro "$lab_root" /image
 mount -t tmpfs -o mode=0755,size=75% tmpfs /rw
 mkdir /rw/upper /rw/work
 mount -t overlay -o lowerdir=/layer:/image,upperdir=/rw/upper,workdir=/rw/work overlay /new

@@ -1,7 +1,7 @@
 #!/bin/sh
 # SPDX-License-Identifier: GPL-2.0-only
 # L1's first process once its root is there: mounts what a host has, loads KVM, runs the command and reports its exit
-# code. The lab outside ends QEMU as soon as it has the code. Each failure before the command starts ends in a kernel
+# code. The lab outside ends the machine as soon as it has the code. Each failure before the command starts ends in a kernel
 # panic, which the lab reports with the console.
 set -e
 export PATH=/cohort/bin:/usr/sbin:/usr/bin:/sbin:/bin HOME=/root LANG=C.UTF-8 TERM=dumb
@@ -29,14 +29,21 @@ for controller in $controllers; do
 	echo "+$controller" >/sys/fs/cgroup/cgroup.subtree_control
 done
 
-# The kernel announces the ports one by one, in the order of their numbers, which are given in qemu.rs.
-until [ -c /dev/vport*p3 ]; do
+# Names from the kernel's command line; virtio ports have a number before theirs, and come one by one.
+until [ -c $lab_stdout ] && [ -c $lab_control ]; do
 	sleep 0.01
 done
-stdout=$(echo /dev/vport*p1)
-control=$(echo /dev/vport*p2)
-out=$(echo /dev/vport*p3)
-exec 3<>$control
+stdout=$(echo $lab_stdout)
+control=$(echo $lab_control)
+exec 3<>$control 4>$stdout
+# Sets a serial port up, once what was written to it is sent. A virtio port needs nothing.
+set_up_serial() {
+	case $1 in
+	/dev/tty*) stty -F "$1" raw -echo 115200 ;;
+	esac
+}
+set_up_serial "$stdout"
+set_up_serial "$control"
 
 # One vendor's module loads; where none does, the command finds no /dev/kvm and says so.
 if grep -qw svm /proc/cpuinfo; then
@@ -58,7 +65,7 @@ done
 
 set +e
 echo ready >&3
-setsid sh /cohort/command </dev/null >$stdout 2>&1 3>&- &
+setsid sh /cohort/command </dev/null >&4 2>&1 3>&- 4>&- &
 command=$!
 # "stop" comes from outside after a timeout or a complaint of the kernel: what /out holds by then is still wanted.
 (
@@ -70,9 +77,11 @@ command=$!
 wait $command
 code=$?
 dmesg >/out/dmesg
-tar -C /out -cf $out .
+tar -C /out -cf "$lab_out" .
+sync "$lab_out"
+set_up_serial "$stdout"
 echo "exit $code" >&3
-# The lab ends QEMU when it reads the line above.
+# The lab ends the machine when it reads the line above.
 while :; do
 	sleep 1000
 done

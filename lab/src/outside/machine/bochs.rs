@@ -1,0 +1,351 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! The machine `exact`: Bochs, in which each CPU executes one instruction per tick of 1 ns, and the same run gives the same
+//! bytes. docs/lab.md says what the model of time is. Bochs is built from Debian's source package with our patches
+//! (`lab/bochs/`), each of which says why it is there.
+
+use std::fs::{self, File};
+use std::io::Write;
+use std::os::fd::AsRawFd;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+use std::thread;
+
+use anyhow::{Context, Result, bail, ensure};
+use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
+use nix::pty::openpty;
+use nix::unistd::ttyname;
+use sha2::{Digest, Sha256};
+
+use super::direct_load::{self, ROM_ADDRESS};
+use super::{Devices, Machine, Media, Running, inherited, spawn};
+use crate::outside::cache::{Cache, CacheLock, WorkDir};
+use crate::outside::mirror::{Mirror, Suite};
+use crate::outside::tool::{self, io_sentence};
+
+pub(super) const DEVICES: Devices = Devices {
+    root: "/dev/sda",
+    out: "/dev/sdb",
+    guest_image: "/dev/sdc",
+    stdout: "/dev/ttyS1",
+    control: "/dev/ttyS2",
+};
+
+/// The suite whose source package is built.
+const SUITE: &str = "trixie";
+const SOURCE_PACKAGE: &str = "bochs";
+
+macro_rules! patch {
+    ($name:literal) => {
+        ($name, include_str!(concat!("../../../bochs/", $name)))
+    };
+}
+
+/// What is changed in Bochs: file name and content, in the order in which they are applied.
+const PATCHES: [(&str, &str); 9] = [
+    patch!("0001-exact-time.patch"),
+    patch!("0002-rip-after-exceptions.patch"),
+    patch!("0003-costs.patch"),
+    patch!("0004-cr2-at-vmrun.patch"),
+    patch!("0005-long-mode-with-16-bit-tss.patch"),
+    patch!("0006-mperf.patch"),
+    patch!("0007-limits.patch"),
+    patch!("0008-ram-images.patch"),
+    patch!("0009-serial-output.patch"),
+];
+
+/// Several CPUs, SVM, VMX, and all that makes it quick; no window, no debugger.
+const CONFIGURE: [&str; 18] = [
+    "--with-nogui",
+    "--enable-smp",
+    "--enable-x86-64",
+    "--enable-cpu-level=6",
+    "--enable-svm",
+    "--enable-vmx=2",
+    "--enable-avx",
+    "--enable-evex",
+    "--enable-handlers-chaining",
+    "--enable-repeat-speedups",
+    "--enable-fast-function-calls",
+    "--enable-all-optimizations",
+    "--enable-pci",
+    "--enable-memtype",
+    "--enable-protection-keys",
+    "--disable-docbook",
+    "--disable-debugger",
+    "--disable-plugins",
+];
+
+/// Ticks that a CPU runs before the next one's turn: how far apart the clocks of two CPUs can be.
+const QUANTUM_TICKS: u32 = 32;
+/// Ticks per second of L1's time.
+const TICKS_PER_S: u32 = 1_000_000_000;
+/// L1's clock at the start of every run, Unix time; a constant, as runs differ else.
+const START_UNIX_S: u32 = 1_767_225_600;
+/// Bochs keeps no more of L1's memory in ours; what is touched beyond goes to a temporary file and back.
+const MOST_IN_MEMORY_MIB: u32 = 2048;
+/// Bochs' disks are whole cylinders of 16 heads and 63 sectors of 512 bytes.
+pub const CYLINDER_BYTES: u64 = 16 * 63 * 512;
+
+/// Bochs, ready to run.
+#[derive(Debug)]
+pub struct Bochs {
+    program: PathBuf,
+    /// Debian's version of the source, and which patches.
+    pub version: String,
+}
+
+impl Bochs {
+    /// Finds Bochs in the cache, or builds it.
+    ///
+    /// # Errors
+    /// When it cannot be downloaded or built; one sentence says why.
+    pub fn ready(cache: &Cache) -> Result<Self> {
+        let patches = patches_hash();
+        let dir = cache.path("bochs").join(&patches);
+        if !dir.exists() {
+            let lock = cache.lock()?;
+            if !dir.exists() {
+                build(cache, &lock, &dir)?;
+            }
+        }
+        let version_file = dir.join("version");
+        let version = fs::read_to_string(&version_file).with_context(|| {
+            format!(
+                "{} cannot be read: remove {}.",
+                version_file.display(),
+                dir.display()
+            )
+        })?;
+        Ok(Self {
+            program: dir.join("bochs"),
+            version: format!("{version}, patches {patches}"),
+        })
+    }
+
+    /// Starts it as L1.
+    ///
+    /// # Errors
+    /// When the kernel does not fit or Bochs cannot be started.
+    pub(super) fn start(&self, machine: &Machine<'_>, media: &Media<'_>) -> Result<Running> {
+        let vmlinuz = &machine.kernel.vmlinuz;
+        let vmlinuz =
+            fs::read(vmlinuz).with_context(|| format!("{} cannot be read.", vmlinuz.display()))?;
+        let initrd_bytes = media
+            .initrd
+            .metadata()
+            .context("The initrd is gone.")?
+            .len();
+        let parameters = machine.kernel_parameters();
+        let (pieces, initrd_address) = direct_load::pieces(&vmlinuz, &parameters, initrd_bytes)?;
+        ensure!(
+            initrd_address + initrd_bytes < u64::from(machine.memory_mib) << 20,
+            "--memory-mib {} is too little: the initrd does not fit.",
+            machine.memory_mib
+        );
+        let rom = memory_file(&direct_load::option_rom())?;
+        let ram: Vec<(u64, File)> = pieces
+            .iter()
+            .map(|piece| Ok((piece.address, memory_file(&piece.content)?)))
+            .collect::<Result<_>>()?;
+        let [console, stdout] = [pipe()?, pipe()?];
+        let (control, far_end, control_path) = terminal()?;
+        let mut settings = hardware(machine);
+        let file = |file: &File| inherited(file.as_raw_fd());
+        settings.push(format!(
+            "optromimage1: file={}, address={ROM_ADDRESS:#x}",
+            file(&rom)
+        ));
+        let images = ram.iter().map(|(address, image)| (*address, image));
+        let images = images.chain([(initrd_address, media.initrd)]);
+        for (number, (address, image)) in (1..).zip(images) {
+            let image = file(image);
+            settings.push(format!(
+                "optramimage{number}: file={image}, address={address:#x}"
+            ));
+        }
+        settings.push(disk(
+            "ata0-master",
+            &machine.image.root.display().to_string(),
+        ));
+        settings.push(disk("ata0-slave", &file(media.out)));
+        if let Some(guest_image) = machine.guest_image {
+            settings.push(disk("ata1-master", &guest_image.display().to_string()));
+        }
+        for (port, end) in [("com1", &console.1), ("com2", &stdout.1)] {
+            settings.push(format!("{port}: enabled=1, mode=file, dev={}", file(end)));
+        }
+        settings.push(format!("com3: enabled=1, mode=term, dev={control_path}"));
+        let configuration = memory_file((settings.join("\n") + "\n").as_bytes())?;
+        let mut command = Command::new(&self.program);
+        command.args(["-q", "-f"]).arg(file(&configuration));
+        let mut inherits = vec![&configuration, &rom, &console.1, &stdout.1];
+        inherits.extend([media.initrd, media.out]);
+        inherits.extend(ram.iter().map(|(_, image)| image));
+        let process = spawn(command, &inherits, media.log)?;
+        Ok(Running {
+            process,
+            console: console.0,
+            stdout: stdout.0,
+            control,
+            far_end: Some(far_end),
+        })
+    }
+}
+
+/// What every run has: CPUs, memory, clock, firmware.
+fn hardware(machine: &Machine<'_>) -> Vec<String> {
+    let topology = machine.topology;
+    let memory = machine.memory_mib;
+    let firmware = |path: &str| machine.image.tree.join(path).display().to_string();
+    vec![
+        "display_library: nogui".into(),
+        "log: -".into(),
+        "info: action=ignore".into(),
+        "error: action=ignore".into(),
+        "panic: action=fatal".into(),
+        format!(
+            "memory: guest={memory}, host={}",
+            memory.min(MOST_IN_MEMORY_MIB)
+        ),
+        format!(
+            "romimage: file={}, options=fastboot",
+            firmware("usr/share/bochs/BIOS-bochs-latest")
+        ),
+        format!(
+            "vgaromimage: file={}",
+            firmware("usr/share/vgabios/vgabios.bin")
+        ),
+        format!(
+            "cpu: model=ryzen, count={}:{}:{}, quantum={QUANTUM_TICKS}, ips={TICKS_PER_S}, reset_on_triple_fault=0",
+            topology.sockets, topology.cores, topology.threads
+        ),
+        format!("clock: sync=none, time0={START_UNIX_S}"),
+        "pci: enabled=1, chipset=i440fx".into(),
+        "ata1: enabled=1, ioaddr1=0x170, ioaddr2=0x370, irq=15".into(),
+    ]
+}
+
+fn disk(place: &str, path: &str) -> String {
+    format!("{place}: type=disk, mode=flat, path={path}")
+}
+
+fn patches_hash() -> String {
+    let mut hash = Sha256::new();
+    for text in PATCHES.iter().map(|(_, text)| *text).chain(CONFIGURE) {
+        hash.update(text);
+    }
+    format!("{:x}", hash.finalize())[..12].to_string()
+}
+
+fn build(cache: &Cache, lock: &CacheLock, destination: &Path) -> Result<()> {
+    eprintln!("lab: building Bochs from Debian's source package (two minutes, once)");
+    let work = lock.work_dir("bochs")?;
+    let suite = Suite::open_sources(cache, lock, &Mirror::of_this_machine()?, SUITE)?;
+    let version = suite.unpack_source(SOURCE_PACKAGE, &work.path().join("source"))?;
+    let source = only_folder(&work.path().join("source"))?;
+    for (name, text) in PATCHES {
+        apply(name, text, &work, &source)?;
+    }
+    let mut configure = Command::new("./configure");
+    configure
+        .args(CONFIGURE)
+        .envs([("CFLAGS", "-O3"), ("CXXFLAGS", "-O3")])
+        .current_dir(&source);
+    tool::run(&mut configure, "configure Bochs")?;
+    let jobs = thread::available_parallelism().map_or(1, usize::from);
+    let mut make = Command::new("make");
+    make.arg(format!("-j{jobs}"))
+        .arg("bochs")
+        .current_dir(&source);
+    tool::run(&mut make, "build Bochs")?;
+    let entry = work.path().join("entry");
+    let gather = || {
+        fs::create_dir(&entry)?;
+        fs::rename(source.join("bochs"), entry.join("bochs"))?;
+        fs::write(entry.join("version"), version)
+    };
+    gather().map_err(|error| io_sentence("Bochs cannot be put into the cache", &error))?;
+    work.publish("entry", destination)
+}
+
+fn apply(name: &str, text: &str, work: &WorkDir, source: &Path) -> Result<()> {
+    let file = work.path().join(name);
+    fs::write(&file, text)
+        .map_err(|error| io_sentence(&format!("{} cannot be written", file.display()), &error))?;
+    let mut patch = Command::new("patch");
+    patch
+        .args(["--strip=1", "--batch", "--fuzz=0", "--input"])
+        .arg(&file)
+        .current_dir(source);
+    // patch explains on its standard output what does not fit.
+    tool::run(&mut patch, &format!("apply {name} to Bochs"))
+        .with_context(|| {
+            format!("{SUITE} may have another version of Bochs now: adapt lab/bochs/{name} to it")
+        })
+        .map(drop)
+}
+
+/// The folder that a source archive unpacks to.
+fn only_folder(of: &Path) -> Result<PathBuf> {
+    let entries = fs::read_dir(of).with_context(|| format!("{} cannot be read.", of.display()))?;
+    let folders: Vec<PathBuf> = entries
+        .flatten()
+        .map(|entry| entry.path())
+        .filter(|path| path.is_dir())
+        .collect();
+    match <[PathBuf; 1]>::try_from(folders) {
+        Ok([folder]) => Ok(folder),
+        Err(folders) => bail!(
+            "The source of Bochs has {} folders, not one.",
+            folders.len()
+        ),
+    }
+}
+
+/// A file in memory with this content; it goes with its last descriptor.
+fn memory_file(content: &[u8]) -> Result<File> {
+    let mut file = crate::outside::memory_file()?;
+    file.write_all(content)
+        .context("No memory for what L1 boots.")?;
+    Ok(file)
+}
+
+/// Our end and Bochs'.
+fn pipe() -> Result<(File, File)> {
+    let (ours, its) = nix::unistd::pipe2(OFlag::O_CLOEXEC).context("No pipe for Bochs.")?;
+    Ok((File::from(ours), File::from(its)))
+}
+
+/// A pseudo-terminal: our end, the other, and its path.
+fn terminal() -> Result<(File, File, String)> {
+    let ends = openpty(None, None).context("No pseudo-terminal for Bochs.")?;
+    // Else a child that another thread starts just then would keep it open.
+    for end in [&ends.master, &ends.slave] {
+        fcntl(end, FcntlArg::F_SETFD(FdFlag::FD_CLOEXEC)).context("No pseudo-terminal.")?;
+    }
+    let path = ttyname(&ends.slave).context("The pseudo-terminal has no name.")?;
+    let path = path.display().to_string();
+    Ok((File::from(ends.master), File::from(ends.slave), path))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_patch_begins_with_why() {
+        for (name, text) in PATCHES {
+            let why = text.lines().next().unwrap_or_default();
+            assert!(why.len() > 30 && !why.starts_with("---"), "{name}: {why}");
+            assert!(text.contains("\n--- a/"), "{name} changes nothing");
+        }
+    }
+
+    #[test]
+    fn a_terminal_is_a_way_there_and_back() {
+        let (mut ours, far_end, path) = terminal().unwrap();
+        assert!(path.starts_with("/dev/pts/"), "{path}");
+        ours.write_all(b"stop\n").unwrap();
+        drop(far_end);
+    }
+}
