@@ -163,14 +163,16 @@ impl Bochs {
                 "optramimage{number}: file={image}, address={address:#x}"
             ));
         }
-        settings.push(disk(
-            "ata0-master",
-            &machine.image.root.display().to_string(),
-        ));
+        // By descriptor: beside a name Bochs puts a lock, which stays when it is killed.
+        let root = open(&machine.image.root)?;
+        let guest_image = machine.guest_image.map(open).transpose()?;
+        settings.push(disk("ata0-master", &file(&root)));
         settings.push(disk("ata0-slave", &file(media.out)));
-        if let Some(guest_image) = machine.guest_image {
-            settings.push(disk("ata1-master", &guest_image.display().to_string()));
-        }
+        settings.extend(
+            guest_image
+                .iter()
+                .map(|image| disk("ata1-master", &file(image))),
+        );
         for (port, end) in [("com1", &console.1), ("com2", &stdout.1)] {
             settings.push(format!("{port}: enabled=1, mode=file, dev={}", file(end)));
         }
@@ -179,7 +181,8 @@ impl Bochs {
         let mut command = Command::new(&self.program);
         command.args(["-q", "-f"]).arg(file(&configuration));
         let mut inherits = vec![&configuration, &rom, &console.1, &stdout.1];
-        inherits.extend([media.initrd, media.out]);
+        inherits.extend([media.initrd, media.out, &root]);
+        inherits.extend(&guest_image);
         inherits.extend(ram.iter().map(|(_, image)| image));
         let process = spawn(command, &inherits, media.log)?;
         Ok(Running {
@@ -227,6 +230,10 @@ fn hardware(machine: &Machine<'_>) -> Vec<String> {
 
 fn disk(place: &str, path: &str) -> String {
     format!("{place}: type=disk, mode=flat, path={path}")
+}
+
+fn open(image: &Path) -> Result<File> {
+    File::open(image).with_context(|| format!("{} cannot be opened.", image.display()))
 }
 
 fn patches_hash() -> String {
