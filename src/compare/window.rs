@@ -3,11 +3,12 @@
 //! guests. Not here: which windows there are (`rounds`), nor what their numbers mean together (`report`).
 
 use super::probe::Probe;
+use super::progress::{Progress, VmRate};
 use super::rounds::Turn;
 use crate::exit::{Exit, Failure};
 use crate::observation::Observation;
 use crate::observer::Observer;
-use crate::view::HostView;
+use crate::view::{HostView, VmView};
 use anyhow::{Result, anyhow};
 use clap::Args;
 use serde::{Deserialize, Serialize};
@@ -32,6 +33,13 @@ pub struct Metric {
     pub name: String,
     /// Whether more of it is better.
     pub better: Better,
+}
+
+impl Metric {
+    fn new(of: &str, name: &str, better: Better) -> Self {
+        let (of, name) = (of.to_owned(), name.to_owned());
+        Self { of, name, better }
+    }
 }
 
 /// Which direction is good.
@@ -120,21 +128,17 @@ impl Meter<'_, '_> {
         let end = guard.last;
         let seconds = (end.at - begin.at).as_secs_f64();
         let mut numbers = of_host(&HostView::between(&begin.observation, &end.observation));
-        let mut add = |probe: &Probe, better, value| {
-            let of = String::new();
-            let name = probe.name.clone();
-            numbers.insert(Metric { of, name, better }, value);
-        };
         let gained = begin.counters.iter().zip(&end.counters);
         for (probe, (before, after)) in self.probes.counters.iter().zip(gained) {
-            add(probe, Better::More, (after - before) / seconds);
+            let metric = Metric::new("", &probe.name, Better::More);
+            numbers.insert(metric, (after - before) / seconds);
         }
         for (probes, better) in [
             (&self.probes.gains, Better::More),
             (&self.probes.costs, Better::Less),
         ] {
             for probe in probes {
-                add(probe, better, probe.read()?);
+                numbers.insert(Metric::new("", &probe.name, better), probe.read()?);
             }
         }
         Ok(Window {
@@ -157,10 +161,9 @@ impl Meter<'_, '_> {
 
 /// The numbers of the host and its VMs.
 fn of_host(view: &HostView) -> BTreeMap<Metric, f64> {
-    let mut numbers = BTreeMap::new();
+    let mut numbers = progress_seen(view);
     let mut add = |of: &str, name: &str, better, value| {
-        let (of, name) = (of.to_owned(), name.to_owned());
-        numbers.insert(Metric { of, name, better }, value);
+        numbers.insert(Metric::new(of, name, better), value);
     };
     for vm in view.vms.values() {
         add(&vm.name, "%RUN", Better::Neither, vm.all.run_pct);
@@ -173,6 +176,34 @@ fn of_host(view: &HostView) -> BTreeMap<Metric, f64> {
         add("host", "efficiency %", Better::More, pct);
     }
     numbers
+}
+
+/// How far each VM got that is not idle, and all of them.
+fn progress_seen(view: &HostView) -> BTreeMap<Metric, f64> {
+    let seen = |vm: &VmView| Some((vm.name.clone(), VmRate::seen(view, &vm.all)?));
+    let (names, rates): (Vec<String>, Vec<VmRate>) = view.vms.values().filter_map(seen).unzip();
+    // Where all are idle there is none.
+    let Ok(progress) = Progress::of(&rates) else {
+        return BTreeMap::new();
+    };
+    let of_each = names.iter().zip(&progress.of_each);
+    of_each
+        .map(|(name, of_one)| {
+            let metric = Metric::new(name, "progress %", Better::More);
+            (metric, 100.0 * of_one)
+        })
+        .chain(of_all("host", &progress))
+        .collect()
+}
+
+/// What is said of the progress of several together.
+fn of_all(of: &str, progress: &Progress) -> [(Metric, f64); 3] {
+    [
+        ("progress mean %", 100.0 * progress.harmonic_mean),
+        ("progress least %", 100.0 * progress.least),
+        ("progress sum", progress.sum),
+    ]
+    .map(|(name, value)| (Metric::new(of, name, Better::More), value))
 }
 
 /// All that grows, at one moment.
@@ -250,5 +281,59 @@ impl<'a> Guard<'a> {
             }
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::report::label;
+    use super::*;
+    use crate::view::VcpuView;
+
+    fn by_label(numbers: &BTreeMap<Metric, f64>) -> BTreeMap<String, f64> {
+        let labelled = |(metric, value): (&Metric, &f64)| (label(metric), value.round());
+        numbers.iter().map(labelled).collect()
+    }
+
+    /// A host of one CPU, and VMs of one vCPU that ran, waited and were entitled to so much.
+    fn host(vms: &[(&str, f64, f64, f64)]) -> HostView {
+        let view = |&(name, run_pct, ready_pct, entitled_pct): &(&str, f64, f64, f64)| VmView {
+            name: name.into(),
+            all: VcpuView {
+                vcpus: 1,
+                run_pct,
+                ready_pct,
+                entitled_pct,
+                ..VcpuView::default()
+            },
+            ..VmView::default()
+        };
+        HostView {
+            cpus: 1,
+            vms: (1..).zip(vms.iter().map(view)).collect(),
+            ..HostView::default()
+        }
+    }
+
+    #[test]
+    fn progress_is_told_of_each_vm_that_is_not_idle_and_of_all() {
+        let numbers = by_label(&of_host(&host(&[
+            ("fed", 75.0, 25.0, 50.0),
+            ("idle", 0.1, 0.0, 0.1),
+            ("starved", 25.0, 75.0, 50.0),
+        ])));
+        assert_eq!(numbers["fed progress %"], 150.0);
+        assert_eq!(numbers["starved progress %"], 50.0);
+        assert_eq!(numbers["host progress mean %"], 75.0);
+        assert_eq!(numbers["host progress least %"], 50.0);
+        assert_eq!(numbers["host progress sum"], 1.0);
+        assert!(numbers.contains_key("idle %RUN"));
+        assert!(!numbers.contains_key("idle progress %"));
+    }
+
+    #[test]
+    fn without_a_vm_that_asks_there_is_no_progress() {
+        let numbers = by_label(&of_host(&host(&[("idle", 0.1, 0.0, 0.1)])));
+        assert!(numbers.keys().all(|name| !name.contains("progress")));
     }
 }
