@@ -94,6 +94,7 @@ fn seconds(text: &str, possible: RangeInclusive<f64>) -> Result<f64, String> {
 
 /// Compares, and prints what came out.
 pub fn compare(options: &CompareOptions, host: &Host) -> Result<(), Failure> {
+    options.probes.check()?;
     preflight::check_host(host)?;
     preflight::check_now(host)?;
     // Before hours are spent.
