@@ -65,6 +65,9 @@ pub fn page(comparison: &Comparison) -> Result<String> {
             escaped(left_out)
         );
     }
+    for remark in &comparison.setting.remarks {
+        let _ = writeln!(html, "<p>{}</p>", escaped(remark));
+    }
     let _ = writeln!(html, "<p>{}</p>\n<h2>All windows</h2>", escaped(NOTES));
     for compared in &comparison.numbers {
         html += &plot(comparison, &compared.metric)?;
@@ -149,11 +152,16 @@ mod tests {
             numbers: [(metric.clone(), at as f64 + 1.0)].into(),
         });
         let names = vec!["stock".to_owned(), "cohort".to_owned()];
-        let comparison = Comparison::of(Setting::default(), windows.collect(), names)
-            .expect("it can be compared");
+        let setting = Setting {
+            remarks: vec!["1 < 2".into()],
+            ..Setting::default()
+        };
+        let comparison =
+            Comparison::of(setting, windows.collect(), names).expect("it can be compared");
         let page = page(&comparison).expect("it can be drawn");
         assert_eq!(page.matches("<svg").count(), 1);
         assert!(!page.contains("<b>") && page.contains("&lt;b&gt;web"));
+        assert!(page.contains("<p>1 &lt; 2</p>"));
         assert!(!page.contains("http-equiv") && !page.contains("<script"));
     }
 }

@@ -19,6 +19,7 @@ use crate::host::preflight;
 use crate::observer::Observer;
 use crate::signals::watch_signals;
 use crate::table;
+use crate::view::HostView;
 use anyhow::{Context, Result, ensure};
 use clap::Args;
 use report::{Comparison, Setting};
@@ -93,6 +94,7 @@ fn seconds(text: &str, possible: RangeInclusive<f64>) -> Result<f64, String> {
 
 /// Compares, and prints what came out.
 pub fn compare(options: &CompareOptions, host: &Host) -> Result<(), Failure> {
+    options.probes.check()?;
     preflight::check_host(host)?;
     preflight::check_now(host)?;
     // Before hours are spent.
@@ -138,7 +140,11 @@ fn measure(options: &CompareOptions, host: &Host) -> Result<Comparison, Failure>
         (windows as f64 * (options.window_s + options.settle_s)).ceil()
     );
     let release = fs::read_to_string(host.proc.join("sys/kernel/osrelease"));
-    let setting = Setting::begin(&release.unwrap_or_default(), meter.window, meter.settle);
+    let now = observer.read()?;
+    let setting = Setting {
+        remarks: progress::remarks(&HostView::between(&now, &now)),
+        ..Setting::begin(&release.unwrap_or_default(), meter.window, meter.settle)
+    };
     let logs = tempfile::tempdir().context("there is no room for the schedulers' output")?;
     let windows = run_rounds(&schedulers, rounds, logs.path(), |turn| {
         eprintln!("round {} of {rounds}: {}", turn.round + 1, turn.scheduler);

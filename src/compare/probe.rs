@@ -38,6 +38,32 @@ impl FromStr for Probe {
     }
 }
 
+/// NAME=RATE of the command line: what a counter's VM does alone.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Alone {
+    /// The counter's name.
+    pub name: String,
+    /// How much it grows per second, above 0.
+    pub rate: f64,
+}
+
+impl FromStr for Alone {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let (name, rate) = text.split_once('=').unwrap_or_default();
+        match rate.parse::<f64>() {
+            Ok(rate) if !name.is_empty() && rate.is_finite() && rate > 0.0 => Ok(Self {
+                name: name.to_owned(),
+                rate,
+            }),
+            _ => bail!(
+                "it must be NAME=RATE, a counter's name and a number above 0, as in requests=1500"
+            ),
+        }
+    }
+}
+
 impl Probe {
     /// Runs the command and reads the number that it prints.
     ///
@@ -94,6 +120,17 @@ mod tests {
         assert_eq!(probe("a=b=c").command, "b=c");
         for wrong in ["", "a", "=b", "a=", "a= "] {
             assert!(wrong.parse::<Probe>().is_err(), "{wrong}");
+        }
+    }
+
+    #[test]
+    fn a_rate_alone_is_a_name_and_a_positive_number() {
+        let alone: Alone = "web=1.5e3".parse().expect("it is NAME=RATE");
+        assert_eq!((alone.name.as_str(), alone.rate), ("web", 1500.0));
+        for wrong in [
+            "", "5", "=5", "a=", "a=0", "a=-5", "a=inf", "a=NaN", "a=5/s",
+        ] {
+            assert!(wrong.parse::<Alone>().is_err(), "{wrong}");
         }
     }
 

@@ -7,8 +7,12 @@
 //! number (Luo, Gummaraju and Franklin, "Balancing throughput and fairness in SMT processors", ISPASS 2001; Eyerman and
 //! Eeckhout, "System-level performance metrics for multiprogram workloads", IEEE Micro 2008, where its inverse is the
 //! average normalised turnaround time).
+use crate::view::{HostView, VcpuView};
 use anyhow::{Result, ensure};
 use serde::{Deserialize, Serialize};
+
+/// A VM that asked for less is idle: a single wait would be most of its progress. Percent of a CPU.
+const IDLE_PCT: f64 = 1.0;
 
 /// What one VM did in a window, and what it is measured by.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -19,6 +23,48 @@ pub struct VmRate {
     pub alone: f64,
     /// The part of what it uses alone that it is entitled to beside the others, above 0, at most 1.
     pub share: f64,
+}
+
+impl VmRate {
+    /// What the observer saw of `vm`, all vCPUs of a VM of `host`, in percent of a CPU: CPU time without spinning, against
+    /// what it was entitled to. None of a VM that is idle, or whose entitlement is not known.
+    ///
+    /// What it would use alone is estimated: what it ran and waited for, at most all CPUs. A cap would stop it alone, too.
+    pub fn seen(host: &HostView, vm: &VcpuView) -> Option<Self> {
+        let of_vm = |pct: f64| pct * f64::from(vm.vcpus);
+        let wanted = of_vm(vm.run_pct + vm.ready_pct + vm.costop_pct);
+        let asked = wanted + of_vm(vm.limited_pct);
+        let entitled = of_vm(vm.entitled_pct);
+        if asked < IDLE_PCT || entitled <= 0.0 {
+            return None;
+        }
+        let all_cpus = 100.0 * f64::from(host.cpus);
+        // An entitlement is of what a cap leaves of the whole window, so it may be more.
+        let alone = wanted.min(all_cpus).max(entitled);
+        Some(Self {
+            // Where spinning is not seen it is 0. It is measured in samples, so it may seem to be more than all.
+            rate: of_vm(vm.run_pct - vm.spin_pct).max(0.0),
+            alone,
+            share: entitled / alone,
+        })
+    }
+}
+
+/// How to read the progress of VMs that are seen on this `host`, in sentences.
+pub fn remarks(host: &HostView) -> Vec<String> {
+    if !host.has("entitled_pct") {
+        let sentence = "Progress of VMs is not known: what they are entitled to is not (cgroups of version 1).";
+        return vec![sentence.into()];
+    }
+    let useful = match host.has("spin_pct") {
+        true => "CPU time without spinning (%RUN less %SPIN)",
+        false => "CPU time (%RUN), spinning included as it is not seen here",
+    };
+    vec![
+        format!("Progress is {useful}, in percent of what a VM was entitled to; idle VMs have none."),
+        "Its mean over VMs is harmonic, low when one gets little; its sum is in VMs: 1 is all that one would do alone."
+            .into(),
+    ]
 }
 
 /// The progress of VMs that ran side by side in one window.
@@ -94,6 +140,93 @@ mod tests {
         assert_eq!(unfair.least, 0.5);
         let starved = Progress::of(&[vm(100.0, 100.0, 0.5), vm(0.0, 100.0, 0.5)]).unwrap();
         assert_eq!((starved.harmonic_mean, starved.sum), (0.0, 1.0));
+    }
+
+    fn host() -> HostView {
+        HostView {
+            cpus: 2,
+            ..HostView::default()
+        }
+    }
+
+    /// Two vCPUs that ran, waited and were entitled to so much.
+    fn two_vcpus(run_pct: f64, ready_pct: f64, entitled_pct: f64) -> VcpuView {
+        VcpuView {
+            vcpus: 2,
+            run_pct,
+            ready_pct,
+            entitled_pct,
+            ..VcpuView::default()
+        }
+    }
+
+    fn progress_seen(vm: &VcpuView) -> Progress {
+        let seen = VmRate::seen(&host(), vm).expect("it is not idle");
+        Progress::of(&[seen]).expect("it is entitled to something")
+    }
+
+    #[test]
+    fn what_is_seen_is_cpu_time_against_the_entitlement() {
+        // Two like this one want two CPUs.
+        let progress = progress_seen(&two_vcpus(25.0, 75.0, 50.0));
+        assert_eq!((progress.least, progress.sum), (0.5, 0.25));
+    }
+
+    #[test]
+    fn spinning_is_no_progress() {
+        let spins = VcpuView {
+            spin_pct: 20.0,
+            ..two_vcpus(50.0, 50.0, 50.0)
+        };
+        assert!((progress_seen(&spins).least - 0.6).abs() < 1e-12);
+        // What is sampled may be too much.
+        let only = VcpuView {
+            spin_pct: 51.0,
+            ..spins
+        };
+        assert_eq!(progress_seen(&only).least, 0.0);
+    }
+
+    #[test]
+    fn a_vm_that_gets_the_little_that_it_asks_for_is_where_it_should_be() {
+        let progress = progress_seen(&two_vcpus(3.0, 0.0, 3.0));
+        assert_eq!((progress.least, progress.sum), (1.0, 1.0));
+    }
+
+    #[test]
+    fn alone_a_vm_has_no_more_than_all_cpus_and_its_cap() {
+        let wide = VcpuView {
+            vcpus: 4,
+            ..two_vcpus(25.0, 75.0, 25.0)
+        };
+        assert_eq!(progress_seen(&wide).sum, 0.5);
+        let capped = VcpuView {
+            limited_pct: 75.0,
+            ..two_vcpus(25.0, 0.0, 25.0)
+        };
+        let progress = progress_seen(&capped);
+        assert_eq!((progress.least, progress.sum), (1.0, 1.0));
+    }
+
+    #[test]
+    fn idle_vms_are_left_out_and_starved_ones_are_not() {
+        assert!(VmRate::seen(&host(), &two_vcpus(0.2, 0.2, 0.4)).is_none());
+        assert!(VmRate::seen(&host(), &VcpuView::default()).is_none());
+        assert_eq!(progress_seen(&two_vcpus(0.0, 100.0, 50.0)).least, 0.0);
+        // Where entitlements are not known, they are 0.
+        assert!(VmRate::seen(&host(), &two_vcpus(50.0, 50.0, 0.0)).is_none());
+    }
+
+    #[test]
+    fn what_cannot_be_seen_is_said() {
+        let without = |field: &str| HostView {
+            unseen: vec![field.into()],
+            ..host()
+        };
+        let said = |host: &HostView| remarks(host).join(" ");
+        assert!(said(&host()).contains("less %SPIN"));
+        assert!(said(&without("spin_pct")).contains("spinning included"));
+        assert!(said(&without("entitled_pct")).contains("not known"));
     }
 
     #[test]

@@ -22,6 +22,9 @@ pub struct Setting {
     pub window_s: f64,
     /// From a scheduler's start to its window, seconds.
     pub settle_s: f64,
+    /// How to read numbers on this host, in sentences.
+    #[serde(default)]
+    pub remarks: Vec<String>,
 }
 
 impl Setting {
@@ -32,6 +35,7 @@ impl Setting {
             kernel: kernel.trim().to_owned(),
             window_s: window.as_secs_f64(),
             settle_s: settle.as_secs_f64(),
+            remarks: Vec::new(),
         }
     }
 }
@@ -141,7 +145,11 @@ impl Comparison {
         for number in &self.left_out {
             text += &format!("{number}: not in all windows, so not compared.\n");
         }
-        text + "\n" + NOTES
+        text.push('\n');
+        for remark in &self.setting.remarks {
+            text += &format!("{remark}\n");
+        }
+        text + NOTES
     }
 
     /// What was done, in a sentence.
@@ -312,7 +320,11 @@ mod tests {
             .numbers
             .insert(metric("new", "%RUN", Better::Neither), 5.0);
         let names = vec!["stock".to_owned(), "cohort".to_owned()];
-        Comparison::of(Setting::default(), windows, names).expect("it can be compared")
+        let setting = Setting {
+            remarks: vec!["Progress is so and so.".into()],
+            ..Setting::default()
+        };
+        Comparison::of(setting, windows, names).expect("it can be compared")
     }
 
     #[test]
@@ -356,6 +368,7 @@ mod tests {
         // Three numbers, with a verdict each.
         assert_eq!((of("  stock  "), of(" under cohort: ")), (3, 3), "{text}");
         assert!(text.contains("new %RUN: not in all windows"));
+        assert!(text.contains("\nProgress is so and so.\n"), "{text}");
     }
 
     #[test]

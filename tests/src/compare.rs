@@ -16,7 +16,7 @@ use serde_json::Value;
 
 use crate::Test;
 use crate::host::{
-    Guest, PATIENCE, lab, refused, refused_without_root, start_cohort, stop_cohort,
+    Guest, PATIENCE, busy, lab, refused, refused_without_root, start_cohort, stop_cohort,
     wait_for_sched_ext,
 };
 
@@ -24,6 +24,10 @@ pub const TESTS: &[Test] = &[
     (
         "a_scheduler_that_is_worse_is_found_to_be_so",
         worse_is_found,
+    ),
+    (
+        "starving_one_vm_lowers_the_mean_progress_more_than_the_sum",
+        starving_is_found,
     ),
     (
         "a_guest_that_stands_still_has_the_host_back_in_two_seconds",
@@ -56,10 +60,9 @@ fn compare(arguments: &[&str]) -> Command {
     command
 }
 
-/// A scheduler beside which something else takes two thirds of the guests' CPUs.
-fn worse(cgroup: &Cgroup) -> Result<String> {
+/// A scheduler beside which something else takes most of these CPUs.
+fn worse(cgroup: &Cgroup, cpus: &[u32]) -> String {
     let members = cgroup.path().join("cgroup.procs");
-    let cpus = lab()?.guest_cpus;
     let hog = |cpu: &u32| {
         format!(
             "(echo 0 > {}; exec taskset -c {cpu} sh -c 'while :; do :; done') &",
@@ -67,7 +70,57 @@ fn worse(cgroup: &Cgroup) -> Result<String> {
         )
     };
     let hogs: Vec<String> = cpus.iter().map(hog).collect();
-    Ok(hogs.join(" ") + " exec cohort run")
+    hogs.join(" ") + " exec cohort run"
+}
+
+/// What is said of a number under the second scheduler.
+fn said_of<'a>(comparison: &'a Value, of: &str, name: &str) -> Result<&'a Value> {
+    let numbers = comparison["numbers"].as_array().context("no numbers")?;
+    let number = numbers
+        .iter()
+        .find(|number| number["of"] == of && number["name"] == name);
+    let number = number.with_context(|| format!("{of} {name} is missing"))?;
+    let [base, other] = [0, 1].map(|at| &number["schedulers"][at]);
+    println!(
+        "    {of} {name}: {}, then {}: {}",
+        base["median"], other["median"], other["verdict"]
+    );
+    Ok(other)
+}
+
+fn number(of: &Value, pointer: &str) -> Result<f64> {
+    let number = of.pointer(pointer).and_then(Value::as_f64);
+    number.with_context(|| format!("no {pointer} in {of}"))
+}
+
+fn ensure_worse(said: &Value) -> Result<()> {
+    let verdict = said["verdict"].as_str().unwrap_or_default();
+    ensure!(
+        verdict.starts_with("less") && verdict.ends_with("worse"),
+        "it was not found: {verdict}"
+    );
+    Ok(())
+}
+
+/// Six short rounds as JSON.
+fn compared(more: &[&str]) -> Result<Value> {
+    let short = [
+        "--rounds",
+        "6",
+        "--window-s",
+        "1",
+        "--settle-s",
+        "0",
+        "--json",
+    ];
+    let output = compare(&[&short[..], more].concat()).output()?;
+    ensure!(
+        output.status.success(),
+        "it ended with {}: {}",
+        output.status,
+        String::from_utf8_lossy(&output.stderr)
+    );
+    Ok(serde_json::from_slice(&output.stdout)?)
 }
 
 /// Twice, as one time is luck.
@@ -75,34 +128,53 @@ fn worse_is_found() -> Result<()> {
     let (_guests, counter) = guests()?;
     let cgroup = Cgroup::create("worse")?;
     cgroup.set_weight(400)?;
-    let worse = worse(&cgroup)?;
+    let worse = worse(&cgroup, &lab()?.guest_cpus);
     for time in 0..2 {
-        let arguments = [
+        println!("    time {}:", time + 1);
+        let comparison = compared(&[
             "--scheduler",
             &worse,
             "--counter",
             &counter,
-            "--rounds",
-            "6",
-            "--window-s",
-            "1",
-            "--settle-s",
-            "0",
-            "--json",
-        ];
-        let output = compare(&arguments).stderr(Stdio::null()).output()?;
-        ensure!(output.status.success(), "it ended with {}", output.status);
-        let comparison: Value = serde_json::from_slice(&output.stdout)?;
-        let numbers = comparison["numbers"].as_array().context("no numbers")?;
-        let passes = numbers.iter().find(|number| number["name"] == "passes");
-        let verdict = &passes.context("the counter is missing")?["schedulers"][1]["verdict"];
-        println!("    time {}: {verdict}", time + 1);
-        let verdict = verdict.as_str().unwrap_or_default();
+            "--alone",
+            "passes=1000",
+        ])?;
+        let passes = said_of(&comparison, "", "passes")?;
+        ensure_worse(passes)?;
+        let of_counters = said_of(&comparison, "counters", "progress mean %")?;
+        let per_pass = number(of_counters, "/median")? / number(passes, "/median")?;
         ensure!(
-            verdict.starts_with("less") && verdict.ends_with("worse"),
-            "it was not found: {verdict}"
+            (per_pass * 10.0 - 1.0).abs() < 1e-6,
+            "the progress of the one counter is not its rate against that alone"
         );
+        ensure_worse(said_of(&comparison, "host", "progress mean %")?)?;
+        said_of(&comparison, "one", "progress %")?;
     }
+    ensure_stock()
+}
+
+/// Two VMs with a CPU each, of which one loses most of its own to something else.
+fn starving_is_found() -> Result<()> {
+    let cpus = lab()?.guest_cpus;
+    let (starved, fed) = (&cpus[..1], &cpus[1..2]);
+    let _guests = [
+        Guest::start_on(&busy("starved", 1), starved)?,
+        Guest::start_on(&busy("fed", 1), fed)?,
+    ];
+    let cgroup = Cgroup::create("worse")?;
+    cgroup.set_weight(400)?;
+    let comparison = compared(&["--scheduler", &worse(&cgroup, starved)])?;
+    let of_host = |name: &str| said_of(&comparison, "host", name);
+    let [mean, least, sum] = ["progress mean %", "progress least %", "progress sum"].map(of_host);
+    let (mean, least, sum) = (mean?, least?, sum?);
+    ensure_worse(mean)?;
+    ensure_worse(least)?;
+    let [mean, least, sum] = [mean, least, sum].map(|said| number(said, "/ratio/median"));
+    let (mean, least, sum) = (mean?, least?, sum?);
+    ensure!(
+        least < mean && mean < sum - 0.1,
+        "the least fell to {least}, the mean to {mean}, the sum to {sum}"
+    );
     ensure_stock()
 }
 
@@ -211,8 +283,10 @@ fn wrong_input() -> Result<()> {
     let _guests = guests()?;
     let missing = "/nonexistent/scheduler";
     let no_number = ["--probe", "x=echo none", "--scheduler", "stock"];
-    let wrong: [(&[&str], Exit, &str); 5] = [
+    let wrong: [(&[&str], Exit, &str); 7] = [
         (&["--probe", "nothing"], Exit::Usage, "NAME=COMMAND"),
+        (&["--alone", "passes=0"], Exit::Usage, "above 0"),
+        (&["--alone", "passes=5"], Exit::Usage, "of no counter"),
         (&["--scheduler", " "], Exit::Usage, "needs a command"),
         (
             &["--html", "/proc/version"],
