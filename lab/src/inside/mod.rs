@@ -10,6 +10,7 @@ pub mod cli;
 pub mod demo;
 pub mod hooks;
 pub mod info;
+pub mod micro;
 pub mod process;
 pub mod report;
 pub mod windows;
