@@ -8,6 +8,7 @@ pub mod calibrate;
 pub mod cgroup;
 pub mod cli;
 pub mod demo;
+pub mod drawing;
 pub mod hooks;
 pub mod info;
 pub mod micro;
