@@ -2,10 +2,15 @@
 //! Who runs where: the context switches of a stretch of lab time, recorded by the kernel and drawn, time across and CPUs
 //! down, in the terminal or as a picture. Not for how much anyone does meanwhile (`windows`).
 //!
-//! `trace` records and parses, `timeline` is what is known then.
+//! `trace` records and parses, `timeline` is what is known then, `text` and `svg` draw that.
+mod palette;
+mod svg;
+mod text;
 mod timeline;
 mod trace;
 
+pub use svg::svg;
+pub use text::{COLUMNS, text};
 pub use timeline::{Span, Timeline, Vm, Who};
 
 use std::time::Duration;
