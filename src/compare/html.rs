@@ -125,8 +125,8 @@ fn plot(comparison: &Comparison, metric: &super::window::Metric) -> Result<Strin
     Ok(svg + "\n")
 }
 
-/// Names come from guests' owners.
-fn escaped(text: &str) -> String {
+/// Text as HTML and SVG have it between tags. Names come from guests' owners.
+pub fn escaped(text: &str) -> String {
     text.replace('&', "&amp;")
         .replace('<', "&lt;")
         .replace('>', "&gt;")

@@ -20,14 +20,13 @@ use cohort::view::{HostView, VcpuView, VmView};
 use cohort::wait::wait_for;
 use cohort_lab::inside::cgroup::Cgroup;
 use cohort_lab::inside::info::LabInfo;
-use cohort_lab::inside::process::{confine, start};
+pub use cohort_lab::inside::micro::{MicroGuest as Guest, busy, locked};
+use cohort_lab::inside::process::start;
 use cohort_lab::inside::windows::LOGS;
-use cohort_micro::{Running, Spec};
 use serde::de::DeserializeOwned;
 
 /// A stall this long ends the scheduler in every test, well below the default.
 const WATCHDOG_MS: &str = "2000";
-const MICRO: &str = "/cohort/bin/micro";
 const COHORT: &str = "/cohort/bin/cohort";
 /// What a guest may need to get going on a busy emulated host.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -82,59 +81,10 @@ pub trait Subject {
     fn usage_us(&self) -> Result<u64>;
 }
 
-/// A micro guest in a cgroup of its own.
-pub struct Guest {
-    // Before the cgroup: the guest must be gone when that is removed.
-    pub micro: Running,
-    cgroup: Cgroup,
-}
-
-impl Guest {
-    /// Starts `spec` on `cpus`.
-    pub fn start_on(spec: &Spec, cpus: &[u32]) -> Result<Self> {
-        let cgroup = Cgroup::create(&spec.name)?;
-        let mut confined = Ok(());
-        let micro = spec.spawn_with(Path::new(MICRO), |command| {
-            confined = confine(command, cpus, Some(&cgroup));
-        })?;
-        confined?;
-        Ok(Self { micro, cgroup })
-    }
-
-    /// Starts `spec` on the lab's CPUs for guests.
-    pub fn start(spec: &Spec) -> Result<Self> {
-        Self::start_on(spec, &lab()?.guest_cpus)
-    }
-
-    /// Starts a guest whose `vcpus` compute all the time.
-    pub fn busy(name: &str, vcpus: usize) -> Result<Self> {
-        Self::start(&busy(name, vcpus))
-    }
-
-    /// The cgroup that it is alone in.
-    pub fn cgroup(&self) -> &Cgroup {
-        &self.cgroup
-    }
-}
-
 impl Subject for Guest {
     fn usage_us(&self) -> Result<u64> {
-        self.cgroup.usage_us()
+        self.cgroup().usage_us()
     }
-}
-
-/// A guest whose `vcpus` compute all the time.
-pub fn busy(name: &str, vcpus: usize) -> Spec {
-    (0..vcpus).fold(Spec::new(name), |spec, _| {
-        spec.vcpu("loop: compute 1000000")
-    })
-}
-
-/// A guest whose `vcpus` need the same lock most of the time, in guest kernel mode.
-pub fn locked(name: &str, vcpus: usize) -> Result<Spec> {
-    let program = "loop: lock; compute 50us; unlock; compute 20us";
-    let spec = (0..vcpus).fold(Spec::new(name), |spec, _| spec.vcpu(program));
-    Ok(spec.pause_window("20us".parse()?))
 }
 
 /// A process that is killed with this.

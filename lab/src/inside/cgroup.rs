@@ -179,6 +179,23 @@ impl Drop for Cgroup {
     }
 }
 
+/// Does `action` while the members of `cgroups` are stopped; they go on afterwards, whatever came of it.
+///
+/// # Errors
+/// That of `action`, or when they cannot be stopped or let go on.
+pub fn while_frozen<T>(cgroups: &[&Cgroup], action: impl FnOnce() -> Result<T>) -> Result<T> {
+    let set_frozen = |frozen| {
+        cgroups
+            .iter()
+            .try_for_each(|cgroup| cgroup.set_frozen(frozen))
+    };
+    let result = set_frozen(true).and_then(|()| action());
+    let thawed = set_frozen(false);
+    let value = result?;
+    thawed?;
+    Ok(value)
+}
+
 /// CPU time of the members of `cgroup` and of those below it so far, microseconds. Time of a running member counts from
 /// its last tick.
 ///

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use super::bench::{self, Case, Options};
 use super::booted::CounterPlace;
 use super::info::LabInfo;
-use super::{calibrate, demo, hooks, process, report};
+use super::{calibrate, demo, drawing, hooks, process, report};
 use anyhow::{Result, ensure};
 use clap::Subcommand;
 
@@ -47,6 +47,8 @@ pub enum Command {
         #[arg(long)]
         stock_only: bool,
     },
+    /// Draw which VM runs on which CPU when: three micro guests in locks, under the scheduler that runs and under Cohort
+    Draw(drawing::command::Options),
     /// Print how many operations booted guests have done together so far
     Operations {
         /// Where each of them counts: ADDRESS@FILE, an address in the file that is its memory
@@ -96,6 +98,7 @@ pub fn run(command: &Command) -> Result<()> {
         Command::Demo { stock_only } => {
             demo::run(&enter_lab()?, if *stock_only { "stock" } else { "cohort" })
         }
+        Command::Draw(options) => drawing::command::run(&enter_lab()?, options),
         Command::Operations { places } => {
             let operations = places.iter().map(CounterPlace::operations);
             println!("{}", operations.sum::<Result<u64>>()?);
