@@ -12,7 +12,7 @@ use cohort_micro::Spec;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, PATIENCE, assert_ratio, best_of_three, lab, locked, shares_in,
+    Guest, HostLoad, PATIENCE, assert_ratio, back_to_stock, lab, locked, shares_in,
     start_cohort_with, stop_cohort, vcpu_of, vcpus_of, watch,
 };
 
@@ -45,7 +45,7 @@ pub const TESTS: &[Test] = &[
     ),
 ];
 
-const WINDOW_S: u32 = 3;
+const WINDOW_S: u32 = 1;
 const WAKES_OFTEN: &str = "loop: sleep 2ms; compute 100us";
 /// How many times sooner a preempted receiver runs, at the median: its upper bound is a power of two.
 const SOONER: u64 = 5;
@@ -56,6 +56,7 @@ const FEWER_SPINS_PCT: f64 = 50.0;
 
 /// What the observer sees under the stock scheduler, then under Cohort.
 fn compare() -> Result<[HostView; 2]> {
+    back_to_stock()?;
     Ok([watch(WINDOW_S)?, watch_cohort(&[])?])
 }
 
@@ -79,7 +80,7 @@ struct Ipis {
 
 /// Under the stock scheduler, then under Cohort.
 fn ipis(spec: Spec) -> Result<[Ipis; 2]> {
-    let guest = Guest::start(&spec.pause_window("20us".parse()?))?;
+    let guest = Guest::start(&spec)?;
     let _others = [Guest::busy("busy0", 2)?, Guest::busy("busy1", 2)?];
     let of = |view: HostView| -> Result<Ipis> {
         let all = vcpus_of(&view, &guest)?;
@@ -185,7 +186,7 @@ fn ring() -> Result<()> {
 /// from sleep must not wait for others' windows.
 fn wakes_often() -> Result<()> {
     let latency = Guest::start(&Spec::new("latency").vcpu(WAKES_OFTEN))?;
-    let _others = [Guest::start(&locked("lock", 2)?)?, Guest::busy("busy", 2)?];
+    let _others = [Guest::start(&locked("lock", 2))?, Guest::busy("busy", 2)?];
     let _build = HostLoad::start("build", &[0, 0], &lab()?.guest_cpus)?;
     let [stock, cohort] = compare()?;
     let stock = longest_waits_us("stock", vcpus_of(&stock, &latency)?)?;
@@ -208,23 +209,21 @@ fn wakes_beside_a_busy_sibling() -> Result<()> {
         Guest::busy("busy1", 2)?,
     ];
     // What the machine takes from the emulator is among the longest hundredth, and may go to one VM's cost.
-    best_of_three(|| {
-        let [stock, cohort] = compare()?;
-        let shares = shares_in(&cohort, &guests)?;
-        println!("    shares under cohort: {shares:.3?}");
-        assert_ratio(&shares, &[1.0; 3], 0.02)?;
-        let without = watch_cohort(&["--off", "wake"])?;
-        let vcpu = |view| vcpu_of(view, &guests[0], 0);
-        let without = longest_waits_us("without loans", vcpu(&without)?)?;
-        let stock = longest_waits_us("stock", vcpu(&stock)?)?;
-        let cohort = longest_waits_us("cohort", vcpu(&cohort)?)?;
-        // Stock's longest hundredth is under 4096 or 8192 us, by luck.
-        ensure!(
-            4 * cohort <= without && cohort <= 2 * stock,
-            "it waits too long"
-        );
-        Ok(())
-    })
+    let [stock, cohort] = compare()?;
+    let shares = shares_in(&cohort, &guests)?;
+    println!("    shares under cohort: {shares:.3?}");
+    assert_ratio(&shares, &[1.0; 3], 0.02)?;
+    let without = watch_cohort(&["--off", "wake"])?;
+    let vcpu = |view| vcpu_of(view, &guests[0], 0);
+    let without = longest_waits_us("without loans", vcpu(&without)?)?;
+    let stock = longest_waits_us("stock", vcpu(&stock)?)?;
+    let cohort = longest_waits_us("cohort", vcpu(&cohort)?)?;
+    // Stock's longest hundredth is under 4096 or 8192 us, by luck.
+    ensure!(
+        4 * cohort <= without && cohort <= 2 * stock,
+        "it waits too long"
+    );
+    Ok(())
 }
 
 /// What all but the longest hundredth of a vCPU's waits for a CPU stay below, us: a power of two.
@@ -315,7 +314,7 @@ fn spin_less() -> Result<()> {
         let spec = Spec::new(&format!("lock{number}"))
             .vcpu(program)
             .vcpu(program);
-        Guest::start(&spec.pause_window("20us".parse()?))
+        Guest::start(&spec)
     };
     // Per second of the VMs' CPU time.
     let rate = |view: &HostView, guests: &[Guest]| -> Result<f64> {
@@ -327,6 +326,7 @@ fn spin_less() -> Result<()> {
         }
         Ok(exits as f64 / seconds)
     };
+    back_to_stock()?;
     let mut guests = vec![start(0)?];
     let alone = rate(&watch(WINDOW_S)?, &guests)?;
     for number in 1..4 {

@@ -16,7 +16,7 @@ use tempfile::NamedTempFile;
 
 use crate::Test;
 use crate::host::{
-    Guest, PATIENCE, Watch, assert_ratio, best_of_three, lab, locked, schedstat_ns, set, shares,
+    Guest, PATIENCE, Watch, assert_ratio, back_to_stock, lab, locked, schedstat_ns, set, shares,
     shares_in, start_cohort, start_cohort_with, stop_cohort, vcpus_of, vm_stats, watch,
 };
 
@@ -86,7 +86,7 @@ pub const ON_FOUR_CPUS: &[Test] = &[
     ),
 ];
 
-const WINDOW: Duration = Duration::from_secs(3);
+const WINDOW: Duration = Duration::from_secs(1);
 const MS: u64 = 1_000_000;
 /// Of their time that siblings may wait behind each other, with windows. Seen: 0.0 to 0.3 %.
 const STACKED_WITH_PCT: f64 = 1.0;
@@ -145,15 +145,15 @@ fn stats_under_cohort(options: &[&str], guests: &[Guest]) -> Result<Vec<VmStats>
 /// Two VMs whose two vCPUs each need a lock, and one whose vCPUs compute.
 fn two_pairs_and_a_calm_vm() -> Result<[Guest; 3]> {
     Ok([
-        Guest::start(&locked("pair0", 2)?)?,
-        Guest::start(&locked("pair1", 2)?)?,
+        Guest::start(&locked("pair0", 2))?,
+        Guest::start(&locked("pair1", 2))?,
         Guest::busy("calm", 2)?,
     ])
 }
 
 fn windows_open() -> Result<()> {
     let guests = two_pairs_and_a_calm_vm()?;
-    best_of_three(|| open_for_all(&guests, &[true, true, false], CUT))
+    open_for_all(&guests, &[true, true, false], CUT)
 }
 
 /// All of `guests` have windows; those that `wait` are cohorts, and no more than a part `most` of theirs is not whole, of
@@ -202,7 +202,7 @@ fn halts_in_windows() -> Result<()> {
         let spec = Spec::new(name)
             .vcpu("loop: compute 200us; ipi 1 0x41; wait-answer")
             .vcpu("loop: halt; compute 100us");
-        Guest::start(&spec.pause_window("20us".parse()?))
+        Guest::start(&spec)
     };
     let guests = [answering("one")?, answering("two")?, answering("three")?];
     let cohort = start_cohort()?;
@@ -241,22 +241,20 @@ fn halts_between_waits() -> Result<()> {
         let spec = Spec::new(name)
             .vcpu(format!("loop: {}sleep 20us", asks(1).repeat(20)))
             .vcpu(format!("loop: {}sleep 20us", asks(0).repeat(15)));
-        Guest::start(&spec.pause_window("20us".parse()?))
+        Guest::start(&spec)
     };
     let guests = [asking("one")?, asking("two")?];
-    best_of_three(|| {
-        let vms = stats_under_cohort(&[], &guests)?;
-        for vm in &vms {
-            print(&vm.name, vm);
-            println!("    stacked {:.2} % of its time", vm.stacked_pct);
-            ensure!(
-                vm.stacked_pct < STACKED_BETWEEN_WAITS_PCT,
-                "vCPUs waited for {:.2} % of their time behind their sibling",
-                vm.stacked_pct
-            );
-        }
-        Ok(())
-    })
+    let vms = stats_under_cohort(&[], &guests)?;
+    for vm in &vms {
+        print(&vm.name, vm);
+        println!("    stacked {:.2} % of its time", vm.stacked_pct);
+        ensure!(
+            vm.stacked_pct < STACKED_BETWEEN_WAITS_PCT,
+            "vCPUs waited for {:.2} % of their time behind their sibling",
+            vm.stacked_pct
+        );
+    }
+    Ok(())
 }
 
 /// Three VMs whose vCPUs wake each other and sleep, as the ends of a pipe do: whoever is woken has the CPU of its waker, and
@@ -269,21 +267,19 @@ fn handovers() -> Result<()> {
         Guest::start(&spec)
     };
     let guests = [piping("one")?, piping("two")?, piping("three")?];
-    best_of_three(|| {
-        let (vms, inherited) =
-            after_a_window(&[], || Ok((stats_of(&guests)?, set(&[])?["heir"].effects)))?;
-        let woken: u64 = vms.iter().map(|vm| vm.wakeups).sum();
-        for vm in &vms {
-            print(&vm.name, vm);
-        }
-        println!("    of {woken} that were woken {inherited} had their waker's CPU");
-        ensure!(woken > 1000, "only {woken} were woken: nothing is proven");
-        ensure!(
-            inherited as f64 > HANDED_OVER * woken as f64,
-            "of {woken} that were woken only {inherited} had their waker's CPU"
-        );
-        Ok(())
-    })
+    let (vms, inherited) =
+        after_a_window(&[], || Ok((stats_of(&guests)?, set(&[])?["heir"].effects)))?;
+    let woken: u64 = vms.iter().map(|vm| vm.wakeups).sum();
+    for vm in &vms {
+        print(&vm.name, vm);
+    }
+    println!("    of {woken} that were woken {inherited} had their waker's CPU");
+    ensure!(woken > 1000, "only {woken} were woken: nothing is proven");
+    ensure!(
+        inherited as f64 > HANDED_OVER * woken as f64,
+        "of {woken} that were woken only {inherited} had their waker's CPU"
+    );
+    Ok(())
 }
 
 fn windows_are_fair() -> Result<()> {
@@ -344,8 +340,8 @@ fn switched_often() -> Result<()> {
 /// Four vCPUs on two CPUs against two: the classic fault of gangs is that one of the two starves.
 fn wide_and_narrow() -> Result<()> {
     let guests = [
-        Guest::start(&locked("wide", 4)?)?,
-        Guest::start(&locked("narrow", 2)?)?,
+        Guest::start(&locked("wide", 4))?,
+        Guest::start(&locked("narrow", 2))?,
     ];
     let cohort = start_cohort()?;
     sleep(Duration::from_secs(1));
@@ -372,9 +368,9 @@ fn windows_on_four() -> Result<()> {
     four_cpus()?;
     let mut guests = Vec::new();
     for number in 1..=6 {
-        guests.push(Guest::start(&locked(&format!("pair{number}"), 2)?)?);
+        guests.push(Guest::start(&locked(&format!("pair{number}"), 2))?);
         if [3, 4, 6].contains(&number) {
-            best_of_three(|| open_for_all(&guests, &[true; 6], CUT_ON_FOUR))?;
+            open_for_all(&guests, &[true; 6], CUT_ON_FOUR)?;
         }
     }
     Ok(())
@@ -410,14 +406,12 @@ fn packed() -> Result<()> {
         assert_ratio(&shares, &[1.0; 4], 0.03)?;
         Ok(narrow as f64 / windows as f64)
     };
-    best_of_three(|| {
-        let (without, with) = (measure(&["--off", "packing"])?, measure(&[])?);
-        ensure!(
-            with < 0.7 * without,
-            "for {with:.3} of their windows there were too few CPUs, without packing for {without:.3}"
-        );
-        Ok(())
-    })
+    let (without, with) = (measure(&["--off", "packing"])?, measure(&[])?);
+    ensure!(
+        with < 0.7 * without,
+        "for {with:.3} of their windows there were too few CPUs, without packing for {without:.3}"
+    );
+    Ok(())
 }
 
 /// One, two and three VMs of four vCPUs in a lock, on four CPUs: what part of their ready time they waited behind a
@@ -437,7 +431,8 @@ fn not_stacked_on_four() -> Result<()> {
     };
     let mut guests = Vec::new();
     for number in 1..=3 {
-        guests.push(Guest::start(&locked(&format!("vm{number}"), 4)?)?);
+        guests.push(Guest::start(&locked(&format!("vm{number}"), 4))?);
+        back_to_stock()?;
         let (stock, _) = look(&guests)?;
         let cohort = start_cohort()?;
         let (stacked, ready) = look(&guests)?;
@@ -520,29 +515,27 @@ fn skew_is_bounded() -> Result<()> {
         );
         Ok((lead_ns, counted))
     };
-    best_of_three(|| {
-        let (without_ns, calm) = measure(&["--off", "skew"])?;
-        let (with_ns, watched) = measure(&[])?;
-        ensure!(
-            calm.costops.iter().sum::<u64>() == 0 && calm.costop_pct == 0.0,
-            "vCPUs were stopped though that is switched off"
-        );
-        let (all, near): (u64, u64) = (
-            watched.costops.iter().sum(),
-            watched.costops[..=13].iter().sum(),
-        );
-        // The limit and one look is 4 ms, which the emulated timer makes a little more.
-        ensure!(
-            all > 50 && near as f64 >= 0.95 * all as f64,
-            "of {all} stops only {near} came before the vCPU was 8.2 ms ahead"
-        );
-        // Twice the bound, as the first reading has a lead of its own, and a tick.
-        ensure!(
-            without_ns > 16 * MS && with_ns < 12 * MS,
-            "the lead was {with_ns} ns, without bounds {without_ns} ns"
-        );
-        Ok(())
-    })
+    let (without_ns, calm) = measure(&["--off", "skew"])?;
+    let (with_ns, watched) = measure(&[])?;
+    ensure!(
+        calm.costops.iter().sum::<u64>() == 0 && calm.costop_pct == 0.0,
+        "vCPUs were stopped though that is switched off"
+    );
+    let (all, near): (u64, u64) = (
+        watched.costops.iter().sum(),
+        watched.costops[..=13].iter().sum(),
+    );
+    // The limit and one look is 4 ms, which the emulated timer makes a little more.
+    ensure!(
+        all > 50 && near as f64 >= 0.95 * all as f64,
+        "of {all} stops only {near} came before the vCPU was 8.2 ms ahead"
+    );
+    // Twice the bound, as the first reading has a lead of its own, and a tick.
+    ensure!(
+        without_ns > 16 * MS && with_ns < 12 * MS,
+        "the lead was {with_ns} ns, without bounds {without_ns} ns"
+    );
+    Ok(())
 }
 
 /// This many VMs that compute, each on as many vCPUs as there are CPUs.
@@ -585,20 +578,18 @@ fn longer_than(waits: &[u64; BUCKETS], bucket: usize) -> f64 {
 /// after turns in which the machine stood still.
 fn no_wait_is_longer_than_the_bound() -> Result<()> {
     let guests = crowd(5)?;
-    best_of_three(|| {
-        let (longest_us, histogram) = waits_of(&guests, &[], 3)?;
-        let longest_ms = longest_us as f64 / 1e3;
-        ensure!(
-            longest_us <= 1000 * (READY_WAIT_MS_DEFAULT + STANDSTILL_MS),
-            "a vCPU waited for {longest_ms:.1} ms, the bound is {READY_WAIT_MS_DEFAULT} ms and {STANDSTILL_MS} for the machine"
-        );
-        let long = longer_than(&histogram, 15);
-        ensure!(
-            long < 0.02,
-            "of the waits {long:.3} were longer than 16.4 ms"
-        );
-        Ok(())
-    })
+    let (longest_us, histogram) = waits_of(&guests, &[], 3)?;
+    let longest_ms = longest_us as f64 / 1e3;
+    ensure!(
+        longest_us <= 1000 * (READY_WAIT_MS_DEFAULT + STANDSTILL_MS),
+        "a vCPU waited for {longest_ms:.1} ms, the bound is {READY_WAIT_MS_DEFAULT} ms and {STANDSTILL_MS} for the machine"
+    );
+    let long = longer_than(&histogram, 15);
+    ensure!(
+        long < 0.02,
+        "of the waits {long:.3} were longer than 16.4 ms"
+    );
+    Ok(())
 }
 
 /// Twelve VMs want the two CPUs: with turns of a slice the last one waits for eleven of 4 ms.
@@ -609,19 +600,17 @@ fn waits_are_bounded() -> Result<()> {
         let (_, histogram) = waits_of(&guests, options, 2)?;
         Ok(longer_than(&histogram, 16))
     };
-    best_of_three(|| {
-        let (without, with) = (measure(&["--off", "short-turns"])?, measure(&[])?);
-        ensure!(
-            without > 0.5 && with < 0.01,
-            "of the waits {with:.4} were longer than 32.8 ms, with turns of whole slices {without:.4}"
-        );
-        Ok(())
-    })
+    let (without, with) = (measure(&["--off", "short-turns"])?, measure(&[])?);
+    ensure!(
+        without > 0.5 && with < 0.01,
+        "of the waits {with:.4} were longer than 32.8 ms, with turns of whole slices {without:.4}"
+    );
+    Ok(())
 }
 
 /// A VM that computes is made a cohort, one in a lock is not to be one: it has no windows then.
 fn exceptions() -> Result<()> {
-    let guests = [Guest::busy("calm", 2)?, Guest::start(&locked("pair", 2)?)?];
+    let guests = [Guest::busy("calm", 2)?, Guest::start(&locked("pair", 2))?];
     let mut settings = NamedTempFile::new()?;
     for (cgroup, rule) in [("*calm", "always"), ("*pair", "never")] {
         writeln!(
@@ -655,19 +644,17 @@ fn exceptions() -> Result<()> {
 
 /// Two vCPUs on two CPUs need not wait behind each other, whoever else is there.
 fn not_stacked() -> Result<()> {
-    let guests = [Guest::start(&locked("pair", 2)?)?, Guest::busy("calm", 2)?];
+    let guests = [Guest::start(&locked("pair", 2))?, Guest::busy("calm", 2)?];
     let stacked = |options: &[&str]| -> Result<f64> {
         let vms = stats_under_cohort(options, &guests)?;
         let percents: Vec<f64> = vms.iter().map(|vm| vm.stacked_pct).collect();
         println!("    {options:?}: stacked {percents:.2?} %");
         Ok(percents.iter().sum::<f64>() / 2.0)
     };
-    best_of_three(|| {
-        let (without, with) = (stacked(&["--off", "cohorts"])?, stacked(&[])?);
-        ensure!(
-            with < STACKED_WITH_PCT && (with < without || with < STACKED_LITTLE_PCT),
-            "vCPUs waited for {with:.2} % of their time behind a sibling, without windows for {without:.2} %"
-        );
-        Ok(())
-    })
+    let (without, with) = (stacked(&["--off", "cohorts"])?, stacked(&[])?);
+    ensure!(
+        with < STACKED_WITH_PCT && (with < without || with < STACKED_LITTLE_PCT),
+        "vCPUs waited for {with:.2} % of their time behind a sibling, without windows for {without:.2} %"
+    );
+    Ok(())
 }

@@ -61,7 +61,7 @@ fn costs_beside(guests: &[Spec]) -> Result<()> {
 }
 
 fn spinning() -> Result<()> {
-    costs_beside(&[locked("spin0", 2)?, locked("spin1", 2)?])
+    costs_beside(&[locked("spin0", 2), locked("spin1", 2)])
 }
 
 fn waking() -> Result<()> {

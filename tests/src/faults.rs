@@ -226,13 +226,7 @@ fn booted_churn() -> Result<()> {
     let cohort = start_cohort()?;
     for round in 0..5 {
         let specs = (0..4)
-            .map(|i| {
-                GuestSpec::new(
-                    &format!("booted{round}-{i}"),
-                    2,
-                    Workload::new("busy"),
-                )
-            })
+            .map(|i| GuestSpec::new(&format!("booted{round}-{i}"), 2, Workload::new("busy")))
             .collect();
         let mut guests: Vec<BootedGuest> = start_all(&lab, specs, Duration::from_secs(180))?;
         // kill -9, in the middle of its work.

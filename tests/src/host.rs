@@ -5,9 +5,11 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
@@ -18,11 +20,13 @@ use cohort::exit::Exit;
 use cohort::metrics::{HostStats, MechanismStats, VmStats};
 use cohort::view::{HostView, VcpuView, VmView};
 use cohort::wait::wait_for;
-use cohort_lab::inside::cgroup::Cgroup;
+use cohort_lab::inside::cgroup::{Cgroup, while_all_frozen};
 use cohort_lab::inside::info::LabInfo;
 pub use cohort_lab::inside::micro::{MicroGuest as Guest, busy, locked};
 use cohort_lab::inside::process::start;
 use cohort_lab::inside::windows::LOGS;
+use cohort_lab::outside::machine::Kind;
+use nix::sys::signal::Signal;
 use serde::de::DeserializeOwned;
 
 /// A stall this long ends the scheduler in every test, well below the default.
@@ -31,31 +35,94 @@ const COHORT: &str = "/cohort/bin/cohort";
 /// What a guest may need to get going on a busy emulated host.
 pub const PATIENCE: Duration = Duration::from_secs(60);
 
+/// A running `cohort run`, and how it was started.
+pub struct Cohort {
+    running: RunningScheduler,
+    options: Vec<String>,
+}
+
+impl Deref for Cohort {
+    type Target = RunningScheduler;
+
+    fn deref(&self) -> &RunningScheduler {
+        &self.running
+    }
+}
+
+impl DerefMut for Cohort {
+    fn deref_mut(&mut self) -> &mut RunningScheduler {
+        &mut self.running
+    }
+}
+
+impl Cohort {
+    /// Ends it by `signal`, whatever its exit status.
+    pub fn stop_with(self, signal: Signal) -> Result<scheduler::Exit> {
+        self.running.stop_with(signal)
+    }
+}
+
 /// `cohort run`, with a watchdog that bites early.
-pub fn start_cohort() -> Result<RunningScheduler> {
+pub fn start_cohort() -> Result<Cohort> {
     start_cohort_with(&[])
 }
 
 /// The same with further options.
-pub fn start_cohort_with(options: &[&str]) -> Result<RunningScheduler> {
+pub fn start_cohort_with(options: &[&str]) -> Result<Cohort> {
     load_cohort(&[&["--timeout-ms", WATCHDOG_MS], options].concat())
 }
 
 /// `cohort run` as operators have it, with their watchdog.
-pub fn start_cohort_patiently() -> Result<RunningScheduler> {
+pub fn start_cohort_patiently() -> Result<Cohort> {
     load_cohort(&[])
 }
 
-fn load_cohort(options: &[&str]) -> Result<RunningScheduler> {
-    Scheduler::cohort(options)
-        .start(Path::new(LOGS))?
-        .context("cohort is a program, so there is one to stop")
+/// On the exact machine loading costs as much as a whole test. So a Cohort that a test is done with stays for the next one
+/// that wants the same options.
+static KEPT: Mutex<Option<Cohort>> = Mutex::new(None);
+
+fn kept() -> MutexGuard<'static, Option<Cohort>> {
+    KEPT.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Ends it and demands that nothing was wrong until then.
-pub fn stop_cohort(mut cohort: RunningScheduler) -> Result<()> {
+fn load_cohort(options: &[&str]) -> Result<Cohort> {
+    if let Some(cohort) = kept().take_if(|cohort| cohort.options == options) {
+        return Ok(cohort);
+    }
+    back_to_stock()?;
+    let load = || {
+        let cohort = Scheduler::cohort(options).start(Path::new(LOGS))?;
+        cohort.context("cohort is a program, so there is one to stop")
+    };
+    let running = match lab()?.machine {
+        // Guests that run meanwhile execute as much as the CPU that loads it.
+        Kind::Exact => while_all_frozen(load)?,
+        Kind::Fast | Kind::Hardware => load()?,
+    };
+    let options = options.iter().map(ToString::to_string).collect();
+    Ok(Cohort { running, options })
+}
+
+/// Ends it, or keeps it, and demands that nothing was wrong until then.
+pub fn stop_cohort(mut cohort: Cohort) -> Result<()> {
     cohort.check()?;
-    let exit = cohort.stop()?;
+    if lab()?.machine == Kind::Exact {
+        *kept() = Some(cohort);
+        return Ok(());
+    }
+    leave(cohort)
+}
+
+/// The host is on its own scheduler from here on: one that was kept leaves.
+pub fn back_to_stock() -> Result<()> {
+    match kept().take() {
+        Some(cohort) => leave(cohort),
+        None => Ok(()),
+    }
+}
+
+fn leave(cohort: Cohort) -> Result<()> {
+    let exit = cohort.running.stop()?;
     ensure!(
         exit.status.success(),
         "cohort ended with {}: {}",
@@ -410,18 +477,6 @@ pub fn cohort_json<T: DeserializeOwned>(arguments: &[&str]) -> Result<T> {
     );
     serde_json::from_slice(&output.stdout)
         .with_context(|| format!("cohort {arguments:?} prints JSON that this test does not know"))
-}
-
-/// Measures what an emulated CPU that stands still for a moment can only make worse, never better: the best of three counts,
-/// so that a fault must show each time.
-pub fn best_of_three(measure: impl Fn() -> Result<()>) -> Result<()> {
-    for _ in 1..3 {
-        match measure() {
-            Ok(()) => return Ok(()),
-            Err(error) => println!("    not this time: {error:#}"),
-        }
-    }
-    measure()
 }
 
 /// The same as [`vm_stats`], as soon as that is `enough` to prove something.

@@ -132,7 +132,7 @@ fn kvm_comes_later() -> Result<()> {
     wait_for("cohort noticing KVM", PATIENCE, || {
         Ok(cohort.output().contains("loaded anew").then_some(()))
     })?;
-    let guest = Guest::start(&locked("later", 3)?)?;
+    let guest = Guest::start(&locked("later", 3))?;
     let pid = guest.micro.pid() as u32;
     wait_for("spin exits of a VM", PATIENCE, || {
         // Until it is loaded again nothing is known of the VM.

@@ -19,6 +19,7 @@ mod yields;
 use clap::{Parser, ValueEnum};
 use cohort::compare::scheduler;
 use libtest_mimic::{Arguments, Failed, Trial};
+use std::process::exit;
 use std::time::Instant;
 
 /// Runs one suite of tests; further arguments as of `cargo test`.
@@ -96,7 +97,12 @@ fn main() {
         .iter()
         .map(|(name, test)| Trial::test(*name, move || run(*test)))
         .collect();
-    libtest_mimic::run(&arguments, trials).exit();
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    if let Err(error) = host::back_to_stock() {
+        eprintln!("Cohort did not leave in order: {error:#}");
+        exit(1);
+    }
+    conclusion.exit();
 }
 
 /// Runs a test. A scheduler that ended by itself fails it, and is a part of the failure if something else did.

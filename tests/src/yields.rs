@@ -3,19 +3,16 @@
 //! spin loop does that hardware sees (docs/lab.md), so each exit is one that a real host would have.
 
 use std::fs;
-use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use cohort::compare::scheduler::Scheduler;
 use cohort::metrics::VmStats;
-use cohort_lab::inside::windows::LOGS;
 use cohort_micro::Spec;
 
 use crate::Test;
 use crate::host::{
-    Guest, assert_ratio, busy, cohort_stats, lab, locked, set, shares, start_cohort,
+    Guest, assert_ratio, back_to_stock, busy, cohort_stats, lab, locked, set, shares, start_cohort,
     start_cohort_with, stop_cohort, vm_stats, vm_stats_with, watch,
 };
 
@@ -58,7 +55,7 @@ pub const TESTS: &[Test] = &[
     ),
 ];
 
-const WINDOW: Duration = Duration::from_secs(3);
+const WINDOW: Duration = Duration::from_secs(1);
 /// Of the yields that have a ready target, how many run it next.
 const SERVED: f64 = 0.95;
 
@@ -74,14 +71,14 @@ fn part_served(vm: &VmStats) -> Result<f64> {
 }
 
 /// Three vCPUs that fight for one lock: with two CPUs, one of them often waits while its ticket is up.
-fn spinner(name: &str) -> Result<Spec> {
+fn spinner(name: &str) -> Spec {
     locked(name, 3)
 }
 
 fn offered_sibling_runs_next() -> Result<()> {
     let guests = [
-        Guest::start(&spinner("spin0")?)?,
-        Guest::start(&spinner("spin1")?)?,
+        Guest::start(&spinner("spin0"))?,
+        Guest::start(&spinner("spin1"))?,
     ];
     let cohort = start_cohort()?;
     sleep(WINDOW);
@@ -117,7 +114,7 @@ fn neighbour_keeps_its_share() -> Result<()> {
     };
     let (beside_busy, beside_spinner) = (
         share_beside(busy("calm", 3))?,
-        share_beside(spinner("spinner")?)?,
+        share_beside(spinner("spinner"))?,
     );
     ensure!(
         (beside_spinner - beside_busy).abs() <= 0.01,
@@ -133,8 +130,7 @@ fn receiver_runs_soon() -> Result<()> {
     let spec = Spec::new("ipi")
         .vcpu("loop: compute 20us; ipi 1 0x41; wait-answer")
         .vcpu("user; loop: compute 100us")
-        .vcpu("user; loop: compute 100us")
-        .pause_window("20us".parse()?);
+        .vcpu("user; loop: compute 100us");
     let guest = Guest::start(&spec)?;
     let _others = [Guest::busy("busy0", 2)?, Guest::busy("busy1", 2)?];
     let cohort = start_cohort()?;
@@ -214,12 +210,9 @@ fn heir_goes_on() -> Result<()> {
 }
 
 fn counts_start_at_zero() -> Result<()> {
-    let guest = Guest::start(&spinner("before")?)?;
+    let guest = Guest::start(&spinner("before"))?;
     // Yields under the stock scheduler first: none of them may be counted.
-    ensure!(
-        Scheduler::Stock.start(Path::new(LOGS))?.is_none(),
-        "the stock scheduler is nothing to start"
-    );
+    back_to_stock()?;
     sleep(Duration::from_secs(1));
     println!("    {}", lab()?.describe());
     let busy = Guest::busy("lonely", 2)?;
@@ -239,8 +232,8 @@ fn switches() -> Result<()> {
     const GIVERS: [&str; 4] = ["yield", "ipi", "rank", "relaxed"];
     let to = |state: &str| GIVERS.map(|name| format!("{name}={state}"));
     let guests = [
-        Guest::start(&spinner("spin0")?)?,
-        Guest::start(&spinner("spin1")?)?,
+        Guest::start(&spinner("spin0"))?,
+        Guest::start(&spinner("spin1"))?,
     ];
     let cohort = start_cohort()?;
     let effects = |switches: &[&str]| -> Result<u64> {
@@ -284,7 +277,7 @@ fn switches() -> Result<()> {
 /// Three loans that are off by default. Beside a busy VM each VM keeps its share, and siblings of equal work theirs.
 fn loans_inside_a_vm() -> Result<()> {
     const LOANS: [&str; 3] = ["penalty", "credit", "grace"];
-    let guest = Guest::start(&spinner("spin0")?)?;
+    let guest = Guest::start(&spinner("spin0"))?;
     let busy = Guest::busy("busy", 2)?;
     let cohort = start_cohort_with(&LOANS.map(|name| ["--on", name]).concat())?;
     let (shares, _) = shares(&[&guest, &busy], WINDOW)?;
@@ -364,7 +357,7 @@ fn thread_sleeps(pid: i32, tid: i32) -> Result<bool> {
 }
 
 fn blind() -> Result<()> {
-    let guest = Guest::start(&spinner("spin0")?)?;
+    let guest = Guest::start(&spinner("spin0"))?;
     let _other = Guest::busy("busy", 2)?;
     let cohort = start_cohort_with(&["--blind", "ipis"])?;
     sleep(WINDOW);

@@ -196,6 +196,22 @@ pub fn while_frozen<T>(cgroups: &[&Cgroup], action: impl FnOnce() -> Result<T>) 
     Ok(value)
 }
 
+/// The same for all guests and host tasks of the lab.
+///
+/// # Errors
+/// As for [`while_frozen`].
+pub fn while_all_frozen<T>(action: impl FnOnce() -> Result<T>) -> Result<T> {
+    let root = Cgroup {
+        path: ROOT.into(),
+        // It is nobody's.
+        removed: true,
+    };
+    match root.path.exists() {
+        true => while_frozen(&[&root], action),
+        false => action(),
+    }
+}
+
 /// CPU time of the members of `cgroup` and of those below it so far, microseconds. Time of a running member counts from
 /// its last tick.
 ///

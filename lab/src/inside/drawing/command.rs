@@ -40,7 +40,7 @@ pub struct Options {
 /// When a guest or Cohort does not start, or nothing can be recorded.
 pub fn run(lab: &LabInfo, options: &Options) -> Result<()> {
     let vcpus = lab.guest_cpus.len();
-    let start = |name| MicroGuest::start(&locked(name, vcpus)?);
+    let start = |name| MicroGuest::start(&locked(name, vcpus));
     let guests = NAMES.into_iter().map(start).collect::<Result<Vec<_>>>()?;
     let before = draw(&scheduler_name(), lab, &guests, options)?;
     let cgroups: Vec<&Cgroup> = guests.iter().map(MicroGuest::cgroup).collect();
