@@ -20,9 +20,8 @@ use cohort_micro::{Spec, StillVm};
 use nix::sys::signal::Signal;
 
 use crate::Test;
-use crate::costs::sleepy;
 use crate::host::{
-    Guest, HostLoad, PATIENCE, Service, Setting, busy, cohort_stats, lab, start_cohort,
+    Guest, HostLoad, PATIENCE, Service, Setting, busy, cohort_stats, lab, sleepy, start_cohort,
     stop_cohort, wait_for_sched_ext,
 };
 
@@ -226,13 +225,7 @@ fn booted_churn() -> Result<()> {
     let cohort = start_cohort()?;
     for round in 0..5 {
         let specs = (0..4)
-            .map(|i| {
-                GuestSpec::new(
-                    &format!("booted{round}-{i}"),
-                    2,
-                    Workload::new("busy"),
-                )
-            })
+            .map(|i| GuestSpec::new(&format!("booted{round}-{i}"), 2, Workload::new("busy")))
             .collect();
         let mut guests: Vec<BootedGuest> = start_all(&lab, specs, Duration::from_secs(180))?;
         // kill -9, in the middle of its work.
