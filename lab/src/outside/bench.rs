@@ -4,6 +4,7 @@
 use std::collections::VecDeque;
 use std::fs::{self, File};
 use std::io;
+use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Mutex, PoisonError};
@@ -254,7 +255,9 @@ impl Job<'_> {
         command
             .stdin(Stdio::null())
             .stdout(log.try_clone()?)
-            .stderr(log);
+            .stderr(log)
+            // Ctrl-C is for this program to pass on: what the child runs must not end before the child is told.
+            .process_group(0);
         // This thread waits for it.
         tool::die_with_parent(&mut command, libc::SIGKILL);
         let child = command.spawn().context("The lab cannot start itself")?;
@@ -307,7 +310,7 @@ fn wait(mut child: Child) -> Result<ExitStatus> {
     let mut told = None;
     loop {
         if let Some(status) = child.try_wait().context("The lab cannot wait for itself")? {
-            if told.is_some() {
+            if tool::interrupted() {
                 bail!(Interrupted);
             }
             return Ok(status);
@@ -326,7 +329,6 @@ fn wait(mut child: Child) -> Result<ExitStatus> {
     }
 }
 
-/// Ctrl-C reaches it by itself, a signal that only this process got does not; two are as good as one.
 fn tell_to_stop(child: &Child) {
     // SAFETY: plain system call; the child is not waited for yet, so its number is its own.
     unsafe {
