@@ -47,7 +47,7 @@ pub struct Cell {
     /// Whether PAUSE leaves the guest.
     #[serde(default)]
     pub pause: Pause,
-    /// How many ways to start: each shifts the VMs against each other in another way.
+    /// How many ways to start: each shifts vCPUs against each other in another way.
     pub seeds: u64,
     /// Length of a window, ms.
     pub window_ms: u64,

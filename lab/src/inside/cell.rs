@@ -42,7 +42,7 @@ pub fn run(lab: &LabInfo, cell: &Cell, each_mechanism: bool) -> Result<()> {
         cell.cpus,
         lab.guest_cpus.len()
     );
-    process::come_first()?;
+    process::come_first(process::HARNESS)?;
     let result = Bench::start(lab, cell)?.run(each_mechanism)?;
     let json = serde_json::to_string_pretty(&result)? + "\n";
     fs::write(RESULT_PATH, json).with_context(|| format!("{RESULT_PATH} cannot be written"))
@@ -154,7 +154,7 @@ impl<'a> Bench<'a> {
 
     fn measure_seed(&mut self, scheduler: &str, seed: u64, alone: &[Alone]) -> Result<Run> {
         let timing = self.timing();
-        let (seconds, done) = measure(&mut self.subjects, seed, timing)?;
+        let (seconds, done) = measure(&mut self.subjects, &self.lab.guest_cpus, seed, timing)?;
         let rates: Vec<f64> = done.iter().map(|done| done.rate).collect();
         let shares = shares(self.cell.cpus, &self.members, alone);
         let vm = |((rate, alone), share): ((&f64, &Alone), f64)| VmRate {

@@ -1,21 +1,26 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Windows: what members of an experiment do in a span of lab time, side by side or alone. Not for starting them, nor for
 //! exchanging schedulers, nor for what the numbers mean (`cohort::compare::progress`).
-use std::thread::sleep;
+use std::sync::Barrier;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use cohort_micro::Histogram;
 
 use super::cgroup::Cgroup;
+use super::process::{HOLDS_CPU, come_first, stay_on};
 use super::random::Random;
 use crate::cell::Latency;
 
 /// What schedulers print; copied out of L1 at its end.
 pub const LOGS: &str = "/out/schedulers";
 
-/// Members begin within a slice of the stock scheduler after each other.
-const LONGEST_SHIFT: Duration = Duration::from_millis(4);
+/// CPUs take up their work within two slices of the stock scheduler after each other: so the first of two VMs may be in its
+/// second turn on one when the other CPU begins.
+const LONGEST_SHIFT: Duration = Duration::from_millis(8);
 
 /// Whatever can be measured in a window: it is alone in a cgroup and counts its operations.
 pub trait Subject {
@@ -71,18 +76,19 @@ pub struct DoneAlone {
     pub cpus: f64,
 }
 
-/// Measures `subjects` side by side; all are frozen before and after. `seed` says in which order they begin, and how
-/// long after each other. Returns the length of the window in seconds and what each did, in their order.
+/// Measures `subjects` side by side on `cpus`; all are frozen before and after. `seed` says in which order they begin, and
+/// when each CPU takes them up. Returns the length of the window in seconds and what each did, in their order.
 ///
 /// # Errors
 /// When one of them ends, or does nothing before the window or in it.
 pub fn measure(
     subjects: &mut [Box<dyn Subject>],
+    cpus: &[u32],
     seed: u64,
     timing: Timing,
 ) -> Result<(f64, Vec<Done>)> {
     let before = operations(subjects)?;
-    begin(subjects, seed)?;
+    begin(subjects, cpus, seed)?;
     let done = window(subjects, &before, timing).map_err(|error| describe(&error, subjects));
     // Frozen even after an error, so that nothing runs that is not meant to.
     let frozen = freeze(subjects);
@@ -124,15 +130,45 @@ pub fn freeze(subjects: &[Box<dyn Subject>]) -> Result<()> {
         .try_for_each(|subject| subject.cgroup().set_frozen(true))
 }
 
-/// Thaws all, one after the other.
-fn begin(subjects: &[Box<dyn Subject>], seed: u64) -> Result<()> {
+/// Thaws all in any order while their CPUs are held, and gives them one CPU after the other. A VM's vCPUs wake together, so
+/// without that they would begin in step wherever there is room, which is the best that can happen to them.
+fn begin(subjects: &[Box<dyn Subject>], cpus: &[u32], seed: u64) -> Result<()> {
     let mut random = Random::new(seed);
     let mut order: Vec<usize> = (0..subjects.len()).collect();
     random.shuffle(&mut order);
-    for index in order {
-        sleep(random.below(LONGEST_SHIFT));
-        subjects[index].cgroup().thaw()?;
-    }
+    let all_held = Barrier::new(cpus.len() + 1);
+    let give = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let holders: Vec<_> = cpus
+            .iter()
+            .map(|&cpu| (cpu, random.below(LONGEST_SHIFT)))
+            .map(|(cpu, shift)| {
+                let (all_held, give) = (&all_held, &give);
+                scope.spawn(move || hold(cpu, shift, all_held, give))
+            })
+            .collect();
+        all_held.wait();
+        let mut order = order.into_iter();
+        let thawed = order.try_for_each(|index| subjects[index].cgroup().thaw());
+        give.store(true, Release);
+        for holder in holders {
+            holder
+                .join()
+                .map_err(|_| anyhow!("a thread that holds a CPU has failed"))??;
+        }
+        thawed
+    })
+}
+
+/// Keeps `cpu` until `shift` after `give`, from when all are held.
+fn hold(cpu: u32, shift: Duration, all_held: &Barrier, give: &AtomicBool) -> Result<()> {
+    let placed = stay_on(&[cpu]).and_then(|()| come_first(HOLDS_CPU));
+    // Whatever happened, the others wait for this one.
+    all_held.wait();
+    placed?;
+    while !give.load(Acquire) {}
+    let start = Instant::now();
+    while start.elapsed() < shift {}
     Ok(())
 }
 

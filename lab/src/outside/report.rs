@@ -34,7 +34,7 @@ const INTRODUCTION: &str = "\
 - **Least**: the progress of the VM that gets least.
 - **Sum**: all rates, each as a part of that VM's rate alone: how many VMs' work was done.
 - **Seed**: one way to start. The figures of one start repeat; how vCPUs happen to lie to each other is what varies. A seed
-  decides in which order the VMs begin and how long after each other, within 4 ms. Each scheduler has a window from each seed.
+  decides in which order the VMs begin, and when each CPU takes them up, within 8 ms. Each scheduler has a window from each seed.
 
 Figures are the median over the seeds; in parentheses the worst and the best of them. Schedulers are the stock one, Cohort, Cohort
 without windows (`cohorts` and `turns` off), and Cohort without yields (`yield`, `ipi`, `rank` and `relaxed` off). Work of the
