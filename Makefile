@@ -4,11 +4,11 @@
 SHELL := /bin/bash
 CARGO ?= cargo
 LAB := target/release/lab
-CASE ?= spin2
+CASE ?=
 MINUTES ?= 30
 C_FILES := $(wildcard bpf/*.c bpf/*.h bpf/policy/*.h lab/guest/*.c lab/guest/*.h)
 
-.PHONY: help setup build test soak check demo bench calibrate install clean
+.PHONY: help setup build test soak check demo bench install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -33,30 +33,11 @@ check: setup ## formatting and lints
 demo: build ## two VMs on two CPUs, stock and Cohort in turns, live; in the lab
 	@$(LAB) boot --dilation 20 --timeout-s 1200 -- lab inside demo
 
-# Real workloads need the guests' image, and longer windows because their operations are longer.
-REAL := $(filter redis% dbench% vips% restic%,$(CASE))
-
-# What the observer costs: the stock scheduler with it and without.
-OBSERVED := tlb2 spin2 pipe2 busy2 --scheduler watched --window-ms 500
-
-# What each mechanism is worth: many schedulers in one rotation, so shorter windows.
-EACH := --each-mechanism --pairs 7 --window-ms 400 --settle-ms 100
-
-BENCHED := $(if $(filter observer,$(CASE)),$(OBSERVED),$(if $(filter each-%,$(CASE)),$(CASE:each-%=%) $(EACH),$(CASE) $(if $(REAL),--window-ms 3000)))
-
-bench: build ## CASE=spin2 (or tlb, pipe, barrier, busy, redis, dbench, vips, restic; observer; each-spin2: without each mechanism; hooks: what BPF programs cost): throughput against the stock scheduler; in the lab. CASE=export: a scrape of 1,000 VMs, here
+bench: build ## the matrix of lab/matrix.toml: VMs' progress under the stock scheduler and under Cohort; in the lab. CASE=NAME: one cell; CASE=export: a scrape of 1,000 VMs, here
 	@if [ "$(CASE)" = export ]; then exec $(CARGO) bench --locked --quiet -p cohort --bench export; fi; \
-	if [ "$(CASE)" = hooks ]; then $(LAB) boot --dilation 20 -- lab inside hooks tlb2 spin2 pipe2 barrier2 && \
-		exec $(LAB) boot --count-instructions --cpus 2 -- cohort-tests costs; exit; fi; \
-	run=out/bench-$(CASE)-$$(date +%Y%m%dT%H%M%S); mkdir -p out; \
-	$(LAB) boot --dilation 20 $(if $(REAL),--timeout-s 3000 --guest-image,--timeout-s 2400) --out $$run \
-		-- lab inside bench $(BENCHED); \
-	status=$$?; \
-	cat $$run/results.jsonl >> out/results.jsonl && echo "all results so far: $(LAB) inside report out/results.jsonl"; \
+	$(LAB) bench $(CASE); status=$$?; \
+	[ -n "$(CASE)" ] || $(LAB) report || exit; \
 	exit $$status
-
-calibrate: build ## do the workloads gain from a second CPU in the lab, as they must
-	@$(LAB) boot --dilation 20 --timeout-s 3600 -- lab inside calibrate tlb spin barrier busy pipe --pairs 3 --window-ms 500
 
 install: build ## the program, its systemd units, and what Prometheus and Grafana want, below DESTDIR
 	install -D -m 755 target/release/cohort $(DESTDIR)/usr/sbin/cohort

@@ -14,15 +14,14 @@
 #include <time.h>
 
 /* "COHORTOP" in memory order; lab/src/guest.rs has the same layout. */
-#define COUNTER_MAGIC 0x504f54524f484f43ULL
-#define COUNTER_SLOTS 63
+#define COUNTER_MAGIC	0x504f54524f484f43ULL
+#define COUNTER_SLOTS	31
+#define LATENCY_BUCKETS 256
 
 /* One cache line per thread, so that counting is no communication between vCPUs. */
 struct counter_slot {
 	_Atomic uint64_t operations;
-	/* The longest of those that were timed, in ns of the guest's clock; the host begins anew with 0. */
-	_Atomic uint64_t longest_ns;
-	uint8_t padding[48];
+	uint8_t padding[56];
 };
 
 /* Exactly one page: the host finds it by its guest-physical address. */
@@ -31,6 +30,8 @@ struct counter_page {
 	uint64_t threads;
 	uint8_t padding[48];
 	struct counter_slot slots[COUNTER_SLOTS];
+	/* All threads' latencies in ns of this machine's clock; lab/micro/src/histogram.rs has the same buckets. */
+	_Atomic uint64_t latencies[LATENCY_BUCKETS];
 };
 
 struct options {
@@ -38,7 +39,6 @@ struct options {
 	unsigned int threads;
 	/* Iterations of an empty volatile loop per operation. */
 	uint64_t work;
-	/* Time of plain loads between two PAUSE instructions of a spin loop, in TSC ticks. */
 	/* Spin only: part of the work that is done inside the lock. */
 	uint64_t locked_percent;
 	/* Barrier only: wait in the kernel (futex) instead of spinning. */
@@ -49,12 +49,13 @@ struct options {
 };
 
 extern struct options options;
+extern struct counter_page *counters;
 
 /* A thread's endless body; @thread counts from 0, @operations is its slot. */
 typedef void workload_body(unsigned int thread, _Atomic uint64_t *operations);
 
 workload_body tlb_body, spin_body, pipe_body, barrier_body, busy_body, rcu_body,
-	files_body;
+	latency_body, fork_body, files_body;
 
 /* Opens the pipes of all pairs; called before any thread runs. */
 void pipe_prepare(void);
@@ -78,17 +79,15 @@ static inline void count_operation(_Atomic uint64_t *operations)
 	count_operations(operations, 1);
 }
 
-/* @operations is in the thread's slot. */
-static inline void count_timed_operation(_Atomic uint64_t *operations,
-					 uint64_t took_ns)
+/* Four buckets per power of two. */
+static inline void count_latency(uint64_t ns)
 {
-	struct counter_slot *slot = (struct counter_slot *)operations;
+	uint64_t number = ns < 4 ? 4 : ns;
+	unsigned int shift = 61 - __builtin_clzll(number);
 
-	if (took_ns >
-	    atomic_load_explicit(&slot->longest_ns, memory_order_relaxed))
-		atomic_store_explicit(&slot->longest_ns, took_ns,
-				      memory_order_relaxed);
-	count_operation(operations);
+	atomic_fetch_add_explicit(
+		&counters->latencies[(number >> shift) + 4 * shift], 1,
+		memory_order_relaxed);
 }
 
 static inline uint64_t monotonic_ns(void)

@@ -15,9 +15,9 @@ pub const WORKLOAD_PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wo
 const INIT_SCRIPT: &[u8] = include_bytes!("../guest/init");
 
 /// Our own workloads: `lab/guest/*.c`.
-pub const OWN_WORKLOADS: [&str; 6] = ["tlb", "spin", "pipe", "barrier", "busy", "rcu"];
-/// Those of them that time their operations.
-pub const TIMED_WORKLOADS: [&str; 1] = ["rcu"];
+pub const OWN_WORKLOADS: [&str; 8] = [
+    "tlb", "spin", "pipe", "barrier", "busy", "rcu", "latency", "fork",
+];
 /// Real workloads: programs of the guests' image, run by the scripts of the same names in `lab/guest/real`.
 pub const REAL_WORKLOADS: [&str; 4] = ["redis", "dbench", "vips", "restic"];
 /// What the guests' initrd has in /real.
@@ -36,10 +36,12 @@ pub const COUNTER_MAGIC: u64 = 0x504f_5452_4f48_4f43;
 pub const COUNTER_PAGE_BYTES: usize = 4096;
 /// Distance of two threads' counters in the page, and the place of the first, in bytes.
 pub const COUNTER_SLOT_BYTES: usize = 64;
-/// Place of the longest timed operation (ns) in a thread's slot, in bytes.
-pub const LONGEST_OFFSET: usize = 8;
 /// Number of threads that a counter page has room for.
-pub const COUNTER_SLOTS: usize = COUNTER_PAGE_BYTES / COUNTER_SLOT_BYTES - 1;
+pub const COUNTER_SLOTS: usize = 31;
+/// Place of the histogram of latencies (ns) in the page, in bytes; its buckets are those of `cohort_micro::Histogram`.
+pub const LATENCIES_OFFSET: usize = (COUNTER_SLOTS + 1) * COUNTER_SLOT_BYTES;
+/// Number of its buckets, of eight bytes each.
+pub const LATENCY_BUCKETS: usize = (COUNTER_PAGE_BYTES - LATENCIES_OFFSET) / 8;
 
 const DIRECTORY: u32 = 0o040_755;
 const PROGRAM: u32 = 0o100_755;
@@ -216,6 +218,8 @@ mod tests {
             &["barrier"],
             &["barrier", "policy=sleep"],
             &["busy"],
+            &["latency"],
+            &["fork"],
         ] {
             let workload = NativeWorkload::start(&[options, &["threads=3"]].concat());
             for slot in 1..=3 {
@@ -248,6 +252,33 @@ mod tests {
             count(1),
             count(2)
         );
+    }
+
+    #[test]
+    fn latencies_are_counted_in_the_buckets_that_the_host_reads() {
+        let workload = NativeWorkload::start(&["latency", "threads=1"]);
+        let page = || fs::read(workload.directory.path().join("workload.counters")).unwrap();
+        assert!(within_ten_seconds(
+            || workload.word(COUNTER_SLOT_BYTES) > Some(20)
+        ));
+        let latencies = crate::inside::booted::latencies_in(&page());
+        assert!(latencies.len() >= 20);
+        let median_ns = latencies.quantile(0.5).unwrap();
+        assert!(
+            (100.0..1e9).contains(&median_ns),
+            "a wake-up takes {median_ns} ns"
+        );
+    }
+
+    #[test]
+    fn the_work_of_a_millisecond_is_a_number() {
+        let directory = tempfile::tempdir().unwrap();
+        let program = directory.path().join("workload");
+        fs::write(&program, WORKLOAD_PROGRAM).unwrap();
+        let script = format!("chmod +x {0} && exec {0} calibrate", program.display());
+        let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        assert!(text.trim().parse::<u64>().unwrap() > 100, "{text}");
     }
 
     #[test]

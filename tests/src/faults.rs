@@ -20,9 +20,8 @@ use cohort_micro::{Spec, StillVm};
 use nix::sys::signal::Signal;
 
 use crate::Test;
-use crate::costs::sleepy;
 use crate::host::{
-    Guest, HostLoad, PATIENCE, Service, Setting, busy, cohort_stats, lab, start_cohort,
+    Guest, HostLoad, PATIENCE, Service, Setting, busy, cohort_stats, lab, sleepy, start_cohort,
     stop_cohort, wait_for_sched_ext,
 };
 

@@ -26,6 +26,7 @@ pub use cohort_lab::inside::micro::{MicroGuest as Guest, busy, locked};
 use cohort_lab::inside::process::start;
 use cohort_lab::inside::windows::LOGS;
 use cohort_lab::outside::machine::Kind;
+use cohort_micro::Spec;
 use nix::sys::signal::Signal;
 use serde::de::DeserializeOwned;
 
@@ -152,6 +153,13 @@ impl Subject for Guest {
     fn usage_us(&self) -> Result<u64> {
         self.cgroup().usage_us()
     }
+}
+
+/// Two vCPUs that sleep and wake each other.
+pub fn sleepy(name: &str) -> Spec {
+    Spec::new(name)
+        .vcpu("loop: compute 20us; ipi 1 0x41; wait-answer; sleep 200us")
+        .vcpu("loop: halt; compute 10us")
 }
 
 /// A process that is killed with this.

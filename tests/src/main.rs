@@ -5,7 +5,6 @@
 mod against;
 mod cohorts;
 mod compare;
-mod costs;
 mod export;
 mod faults;
 mod host;
@@ -56,8 +55,6 @@ enum Suite {
     Compare,
     /// `cohort export`, scraped by Prometheus; undilated
     Export,
-    /// What BPF programs cost: `lab boot --count-instructions`
-    Costs,
     /// VMs come and go, for as long as COHORT_SOAK_MINUTES say, 30 without; undilated
     Soak,
     /// Cohort takes over and leaves, again and again; undilated
@@ -84,7 +81,6 @@ fn main() {
         Suite::Against => against::TESTS,
         Suite::Compare => compare::TESTS,
         Suite::Export => export::TESTS,
-        Suite::Costs => costs::TESTS,
         Suite::Soak => soak::TESTS,
         Suite::Entering => faults::ENTERING,
         Suite::Faults => faults::TESTS,

@@ -21,10 +21,9 @@ use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::Test;
-use crate::costs::sleepy;
 use crate::host::{
     Guest, HostLoad, PATIENCE, Setting, Watch, back_to_stock, busy, lab, locked, refused,
-    refused_without_root, schedstat_ns, start_cohort, stop_cohort, vcpus_of, watch,
+    refused_without_root, schedstat_ns, sleepy, start_cohort, stop_cohort, vcpus_of, watch,
 };
 
 pub const TESTS: &[Test] = &[

@@ -15,7 +15,8 @@ use iced_x86::code_asm::*;
 use iced_x86::{BlockEncoderOptions, IcedError};
 
 use crate::layout::{
-    Fault, Latency, Shared, Vcpu, Vector, shared_offset, vcpu_offset, vector_offset,
+    Fault, Header, Latency, Shared, VCPU_STRIDE, Vcpu, Vector, Wakeups, shared_offset, vcpu_offset,
+    vector_offset,
 };
 use crate::program::{Program, Step, Until};
 use crate::shared::SharedTable;
@@ -39,6 +40,8 @@ pub const USER_CODE: u16 = 0x20 | 3;
 
 const MSR_X2APIC_EOI: u32 = 0x80b;
 const MSR_X2APIC_ICR: u32 = 0x830;
+/// In the ICR: to all but the sender, whatever the destination says.
+const ALL_BUT_SELF: u32 = 0b11 << 18;
 const MSR_TSC_DEADLINE: u32 = 0x6e0;
 const RUN_STATE_RUNNING: i32 = 1;
 const RUN_STATE_FINISHED: i32 = 2;
@@ -263,8 +266,10 @@ impl<'a> Emitter<'a> {
                 self.asm.inc(qword_ptr(value))
             }
             Step::Barrier(name) => self.barrier(name),
+            Step::SleepingBarrier { vector, name } => self.sleeping_barrier(*vector, name),
             Step::Ipi { vcpu, vector } => self.ipi(*vcpu, *vector),
             Step::WaitAnswer => self.wait_answer(),
+            Step::Shootdown(vector) => self.shootdown(*vector),
             Step::Halt => self.halt(),
             Step::Timer(amount) => self.timer(amount.to_count(self.rates.tsc_khz)),
             Step::Sleep(amount) => self.sleep(amount.to_count(self.rates.tsc_khz)),
@@ -359,8 +364,44 @@ impl<'a> Emitter<'a> {
         })
     }
 
-    /// The last to arrive resets the count, then opens the barrier; the others wait for it to open.
+    /// Waits spinning.
     fn barrier(&mut self, name: &str) -> Result<(), IcedError> {
+        let value = self.value_of(name);
+        self.meet(
+            name,
+            |_| Ok(()),
+            |emitter| {
+                emitter.spin(|asm, end| {
+                    asm.cmp(qword_ptr(value), rdx)?;
+                    asm.jne(end)
+                })
+            },
+        )
+    }
+
+    /// Waits halted. Who finds the barrier open before it halts gets the wake-up all the same, as an interrupt like others.
+    fn sleeping_barrier(&mut self, vector: u8, name: &str) -> Result<(), IcedError> {
+        let value = self.value_of(name);
+        self.meet(
+            name,
+            |emitter| emitter.ipi_to_others(vector),
+            |emitter| {
+                emitter.halt_until(|asm, end| {
+                    asm.cmp(qword_ptr(value), rdx)?;
+                    asm.jne(end)
+                })
+            },
+        )
+    }
+
+    /// The last to arrive resets the count, opens the barrier and does `opened`; the others do `wait_until_open`, until its value is
+    /// not rdx any more.
+    fn meet(
+        &mut self,
+        name: &str,
+        opened: impl FnOnce(&mut Self) -> Result<(), IcedError>,
+        wait_until_open: impl FnOnce(&mut Self) -> Result<(), IcedError>,
+    ) -> Result<(), IcedError> {
         let (value, aux) = (self.value_of(name), self.aux_of(name));
         let participants = self
             .shared
@@ -376,13 +417,11 @@ impl<'a> Emitter<'a> {
         self.asm.jne(wait)?;
         self.asm.mov(qword_ptr(aux), 0)?;
         self.asm.inc(qword_ptr(value))?;
+        opened(self)?;
         self.asm.jmp(done)?;
         self.asm.set_label(&mut wait)?;
         self.asm.nop()?;
-        self.spin(|asm, end| {
-            asm.cmp(qword_ptr(value), rdx)?;
-            asm.jne(end)
-        })?;
+        wait_until_open(self)?;
         self.asm.set_label(&mut done)?;
         self.asm.nop()
     }
@@ -401,6 +440,48 @@ impl<'a> Emitter<'a> {
         self.asm.mov(edx, vcpu as u32)?;
         self.asm.mov(eax, u32::from(vector))?;
         self.asm.wrmsr()
+    }
+
+    /// Sends an IPI to all other vCPUs of the guest.
+    fn ipi_to_others(&mut self, vector: u8) -> Result<(), IcedError> {
+        let nr_vcpus = dword_ptr(r14 + offset_of!(Header, nr_vcpus) as i32);
+        self.asm.mov(eax, nr_vcpus)?;
+        self.asm.dec(rax)?;
+        self.asm.add(qword_ptr(vcpu!(ipis_sent)), rax)?;
+        self.asm.mov(ecx, MSR_X2APIC_ICR)?;
+        self.asm.xor(edx, edx)?;
+        self.asm.mov(eax, ALL_BUT_SELF | u32::from(vector))?;
+        self.asm.wrmsr()
+    }
+
+    /// Nobody sends this vector to this vCPU, so its own count of it is free to count what it has sent: what the counts
+    /// of all others are to become.
+    fn shootdown(&mut self, vector: u8) -> Result<(), IcedError> {
+        let count = (vector_offset(vector) + offset_of!(Vector, count)) as i32;
+        self.asm.inc(qword_ptr(r15 + count))?;
+        self.asm.mov(r9, qword_ptr(r15 + count))?;
+        read_tsc(&mut self.asm)?;
+        self.asm.mov(r10, rax)?;
+        self.ipi_to_others(vector)?;
+        let mut next = self.asm.create_label();
+        self.asm.lea(r11, qword_ptr(r14 + vcpu_offset(0) as i32))?;
+        self.asm
+            .mov(edi, dword_ptr(r14 + offset_of!(Header, nr_vcpus) as i32))?;
+        self.asm.set_label(&mut next)?;
+        self.asm.nop()?;
+        self.spin(|asm, end| {
+            asm.cmp(qword_ptr(r11 + count), r9)?;
+            asm.jae(end)
+        })?;
+        self.asm.add(r11, VCPU_STRIDE as i32)?;
+        self.asm.dec(edi)?;
+        self.asm.jnz(next)?;
+        // All that were sent are answered.
+        self.asm.mov(rax, qword_ptr(vcpu!(ipis_sent)))?;
+        self.asm.mov(qword_ptr(vcpu!(ipis_answered)), rax)?;
+        read_tsc(&mut self.asm)?;
+        self.asm.sub(rax, r10)?;
+        self.record(offset_of!(Vcpu, round_trip) as i32)
     }
 
     fn wait_answer(&mut self) -> Result<(), IcedError> {
@@ -473,10 +554,12 @@ impl<'a> Emitter<'a> {
         })
     }
 
+    /// Leaves the deadline in r9.
     fn timer(&mut self, ticks: u64) -> Result<(), IcedError> {
         read_tsc(&mut self.asm)?;
         self.asm.mov(rdx, ticks)?;
         self.asm.add(rax, rdx)?;
+        self.asm.mov(r9, rax)?;
         self.asm.mov(rdx, rax)?;
         self.asm.shr(rdx, 32u32)?;
         self.asm.mov(ecx, MSR_TSC_DEADLINE)?;
@@ -490,7 +573,27 @@ impl<'a> Emitter<'a> {
         self.halt_until(|asm, end| {
             asm.cmp(rsi, fired)?;
             asm.jne(end)
-        })
+        })?;
+        read_tsc(&mut self.asm)?;
+        // KVM may fire it a moment early: not late, then.
+        self.asm.xor(edx, edx)?;
+        self.asm.sub(rax, r9)?;
+        self.asm.cmovb(rax, rdx)?;
+        self.record_wakeup()
+    }
+
+    /// Counts rax into the histogram of wake-ups: four buckets per power of two.
+    fn record_wakeup(&mut self) -> Result<(), IcedError> {
+        let histogram = (offset_of!(Vcpu, wakeups) + offset_of!(Wakeups, histogram)) as i32;
+        let asm = &mut self.asm;
+        asm.mov(edx, 4u32)?;
+        asm.cmp(rax, rdx)?;
+        asm.cmovb(rax, rdx)?;
+        asm.bsr(rcx, rax)?;
+        asm.sub(rcx, 2)?;
+        asm.shr(rax, cl)?;
+        asm.lea(rax, qword_ptr(rax + rcx * 4))?;
+        asm.inc(qword_ptr(r15 + rax * 8 + histogram))
     }
 
     fn enter_user(&mut self) -> Result<(), IcedError> {
@@ -559,7 +662,7 @@ mod tests {
     };
     const ALL_STEPS: &str = "compute 10us; spin go; spin go round; pause 3; set a; clear a; add a; lock; unlock; \
          barrier; ipi 255 0x41; wait-answer; halt; timer 5us; sleep 9; user; compute 3; lock; stamp 15; unlock; \
-         barrier; kernel; halt";
+         barrier; kernel; halt; shootdown 0x42; sleeping-barrier 0x43 meet";
 
     fn compile(texts: &[&str]) -> (Vec<Program>, SharedTable) {
         let programs: Vec<Program> = texts.iter().map(|text| text.parse().unwrap()).collect();
@@ -774,6 +877,25 @@ mod tests {
             (state.value("x"), state.value("barrier")),
             (Some(600), Some(300))
         );
+    }
+
+    #[test]
+    fn a_wakeup_falls_into_the_bucket_that_the_histogram_has_for_it() {
+        for sample in [0u64, 3, 4, 7, 8, 15, 1000, 1_000_003, u64::MAX] {
+            let (programs, shared) = compile(&["halt"]);
+            let state = state_of(&tempfile::tempfile().unwrap(), &programs, &shared);
+            let mut emitter = Emitter::new(&shared, RATES).unwrap();
+            emitter.asm.mov(rax, sample).unwrap();
+            emitter.record_wakeup().unwrap();
+            emitter.asm.ret().unwrap();
+            let code = emitter.asm.assemble(BASE).unwrap();
+            let mut map = MmapMut::map_anon(code.len()).unwrap();
+            map.copy_from_slice(&code);
+            call(&map.make_exec().unwrap(), &state, 0);
+            let mut expected = crate::Histogram::default();
+            expected.count(sample);
+            assert_eq!(state.wakeups(), expected, "{sample}");
+        }
     }
 
     #[test]

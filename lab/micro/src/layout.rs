@@ -22,7 +22,7 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64};
 /// First eight bytes of a state file.
 pub const MAGIC: u64 = u64::from_le_bytes(*b"CohortMG");
 /// Changes whenever the layout does.
-pub const VERSION: u32 = 2;
+pub const VERSION: u32 = 3;
 /// Flags, locks and barriers that one guest can have.
 pub const SHARED_OBJECTS: usize = 64;
 /// Bytes of a shared object's name, a terminating zero included.
@@ -33,6 +33,8 @@ pub const NAME_BYTES: usize = 64;
 pub const STAMPS: usize = 16;
 /// Buckets of a latency histogram: bucket b counts latencies of 2^b to 2^(b+1)-1 TSC ticks; bucket 0 has 0 as well.
 pub const LATENCY_BUCKETS: usize = 64;
+/// Buckets of a [`Wakeups`] histogram, see [`crate::Histogram`].
+pub const WAKEUP_BUCKETS: usize = crate::histogram::BUCKETS;
 /// Interrupt vectors of x86.
 pub const VECTORS: usize = 256;
 /// vCPUs that one guest can have.
@@ -100,6 +102,13 @@ pub struct Latency {
     pub histogram: [AtomicU64; LATENCY_BUCKETS],
 }
 
+/// How late the steps `sleep` went on after their time, in TSC ticks.
+#[repr(C)]
+pub struct Wakeups {
+    /// Wake-ups by their delay, in the buckets of [`crate::Histogram`].
+    pub histogram: [AtomicU64; WAKEUP_BUCKETS],
+}
+
 /// An exception that the program raised, which only happens when the translation to machine code is wrong.
 #[repr(C)]
 pub struct Fault {
@@ -165,6 +174,8 @@ pub struct Vcpu {
     pub round_trip: Latency,
     /// Written by KVM.
     pub steal_time: StealTime,
+    /// From the time that a `sleep` ends at until the program goes on.
+    pub wakeups: Wakeups,
 }
 
 /// Interrupts of one vector that a vCPU received. Written by the vCPU's interrupt handler: first the stamp, then the

@@ -15,6 +15,7 @@
 
 pub mod calibrate;
 mod code;
+mod histogram;
 pub mod layout;
 mod machine;
 pub mod program;
@@ -25,6 +26,7 @@ mod state;
 mod stats;
 pub mod vmm;
 
+pub use histogram::Histogram;
 pub use machine::StillVm;
 pub use quantity::{Quantity, QuantityError};
 pub use spec::{Running, Spec};

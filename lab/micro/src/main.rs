@@ -70,12 +70,15 @@ Amounts N are numbers, or times such as 250ns, 100us, 4ms.
   set, clear, add FLAG   FLAG becomes 1, 0, one more
   lock, unlock [NAME]    a fair ticket lock
   barrier [NAME]         all vCPUs whose program names it meet
+  sleeping-barrier VECTOR [NAME]
+                         the same, waiting halted; the last to arrive wakes the others by an IPI
   ipi VCPU VECTOR        sends an IPI (vectors 0x30 to 0xeb); its receiver's handler answers it
   wait-answer            spins until the last IPI was answered, and counts the latency
+  shootdown VECTOR       sends an IPI to all other vCPUs and spins until each has answered; VECTOR is its alone
   halt                   halts until an interrupt has arrived since the last halt
   timer N                arms the timer, which interrupts: `timer 1ms; halt`
-  sleep N                arms the timer and halts until it has fired, whatever else arrives
-  user, kernel           what follows runs at CPL 3, CPL 0; ipi, halt, timer, sleep and mask need kernel
+  sleep N                arms the timer and halts until it has fired, whatever else arrives; counts how late that was
+  user, kernel           what follows runs at CPL 3, CPL 0; what sends, halts, sleeps or masks needs kernel
   mask, unmask           in between, IPIs are not answered
   stamp SLOT             reads the TSC into slot 0 to 15
 

@@ -13,11 +13,13 @@
 //! | `set FLAG`, `clear FLAG`, `add FLAG` | FLAG becomes 1, 0, or one more |
 //! | `lock [NAME]`, `unlock [NAME]` | takes, spinning, and gives a fair ticket lock |
 //! | `barrier [NAME]` | spins until every vCPU whose program names this barrier has arrived |
+//! | `sleeping-barrier VECTOR [NAME]` | halts until every vCPU whose program names this barrier has arrived; the last one wakes all others by an IPI |
 //! | `ipi VCPU VECTOR` | sends an IPI through the x2APIC; the receiver's handler stamps, ends and answers it |
 //! | `wait-answer` | spins until the last IPI sent was answered; its latency is counted |
+//! | `shootdown VECTOR` | sends an IPI to all other vCPUs of the guest and spins until each has answered |
 //! | `halt` | halts until an interrupt has arrived since the last `halt` or `sleep`, so none is missed |
 //! | `timer N` | arms the vCPU's timer, in TSC ticks or as a time; when it fires, that is an interrupt |
-//! | `sleep N` | arms the timer and halts until it has fired, whatever else arrives |
+//! | `sleep N` | arms the timer and halts until it has fired, whatever else arrives; how late it goes on is counted |
 //! | `user`, `kernel` | the steps that follow run at CPL 3, or at CPL 0 again |
 //! | `mask`, `unmask` | in between, no interrupt is handled: an IPI is answered after `unmask` |
 //! | `stamp SLOT` | reads the TSC into slot 0 to 15 |
@@ -27,7 +29,8 @@
 //! are privileged: their steps are an error in user mode.
 //!
 //! The answer to an IPI is the receiver's next interrupt of that vector. So vCPUs that send to the same receiver use
-//! different vectors, or one may take the answer to another's IPI for its own.
+//! different vectors, or one may take the answer to another's IPI for its own. The vector of a `shootdown` is its sender's
+//! alone.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -41,8 +44,8 @@ use crate::layout::{MAX_VCPUS, SHARED_NAME_BYTES, STAMPS};
 pub const IPI_VECTORS: Range<u8> = 0x30..0xec;
 
 const LOOP: &str = "loop:";
-const STEPS_HINT: &str = "compute, spin, pause, set, clear, add, lock, unlock, barrier, ipi, wait-answer, halt, timer, \
-                          sleep, user, kernel, mask, unmask, stamp";
+const STEPS_HINT: &str = "compute, spin, pause, set, clear, add, lock, unlock, barrier, sleeping-barrier, ipi, \
+                          wait-answer, shootdown, halt, timer, sleep, user, kernel, mask, unmask, stamp";
 
 /// When `spin` ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -79,6 +82,13 @@ pub enum Step {
     Unlock(String),
     /// `barrier [NAME]`
     Barrier(String),
+    /// `sleeping-barrier VECTOR [NAME]`
+    SleepingBarrier {
+        /// Interrupt vector of the wake-up, within [`IPI_VECTORS`].
+        vector: u8,
+        /// Name of the barrier.
+        name: String,
+    },
     /// `ipi VCPU VECTOR`
     Ipi {
         /// Index of the receiving vCPU.
@@ -88,6 +98,8 @@ pub enum Step {
     },
     /// `wait-answer`
     WaitAnswer,
+    /// `shootdown VECTOR`
+    Shootdown(u8),
     /// `halt`
     Halt,
     /// `timer N`
@@ -320,11 +332,16 @@ impl<'a> Words<'a> {
             "lock" => Step::Lock(self.name_or("lock")?),
             "unlock" => Step::Unlock(self.name_or("lock")?),
             "barrier" => Step::Barrier(self.name_or("barrier")?),
+            "sleeping-barrier" => Step::SleepingBarrier {
+                vector: self.vector()?,
+                name: self.name_or("barrier")?,
+            },
             "ipi" => Step::Ipi {
                 vcpu: self.vcpu()?,
                 vector: self.vector()?,
             },
             "wait-answer" => Step::WaitAnswer,
+            "shootdown" => Step::Shootdown(self.vector()?),
             "halt" => Step::Halt,
             "timer" => Step::Timer(self.amount("TSC ticks, or a time")?),
             "sleep" => Step::Sleep(self.amount("TSC ticks, or a time")?),
@@ -399,7 +416,7 @@ impl<'a> Words<'a> {
     }
 
     fn vector(&mut self) -> Result<u8, ParseError> {
-        let word = self.argument("a vCPU and a vector")?;
+        let word = self.argument("a vector")?;
         let vector = match word.text.parse() {
             Ok(Quantity::Count(number)) => u8::try_from(number).ok(),
             _ => None,
@@ -470,6 +487,8 @@ impl Rules {
     fn allow(&mut self, step: &Step) -> Result<(), String> {
         match step {
             Step::Ipi { .. }
+            | Step::Shootdown(_)
+            | Step::SleepingBarrier { .. }
             | Step::Halt
             | Step::Timer(_)
             | Step::Sleep(_)
@@ -479,7 +498,9 @@ impl Rules {
             {
                 Err("this step needs kernel mode: put `kernel` before it".into())
             }
-            Step::Halt | Step::Sleep(_) | Step::User if self.masked => {
+            Step::Halt | Step::Sleep(_) | Step::SleepingBarrier { .. } | Step::User
+                if self.masked =>
+            {
                 Err("interrupts are masked here: put `unmask` before it".into())
             }
             Step::Mask if self.masked => Err("interrupts are masked already".into()),
@@ -562,9 +583,9 @@ mod tests {
         let program = parse(
             "compute 10; spin go; spin go round; pause 3; set a; clear a; add a; lock; unlock; lock l; unlock l; \
              barrier; barrier b; ipi 1 0x41; wait-answer; halt; timer 5us; sleep 9; user; kernel; mask; unmask; \
-             stamp 15",
+             stamp 15; shootdown 0x42; sleeping-barrier 0x43 b",
         );
-        assert_eq!(program.steps().len(), 23);
+        assert_eq!(program.steps().len(), 25);
         assert_eq!(
             program.steps()[2],
             Step::Spin {
@@ -583,6 +604,14 @@ mod tests {
         assert_eq!(
             program.steps()[16],
             Step::Timer(Quantity::Nanoseconds(5000))
+        );
+        assert_eq!(program.steps()[23], Step::Shootdown(0x42));
+        assert_eq!(
+            program.steps()[24],
+            Step::SleepingBarrier {
+                vector: 0x43,
+                name: "b".into()
+            }
         );
         assert_eq!(program.loop_start(), None);
         assert_eq!(program.highest_receiver(), Some(1));
@@ -642,13 +671,21 @@ mod tests {
 
     #[test]
     fn privileged_steps_need_kernel_mode() {
-        for step in ["ipi 1 0x41", "halt", "timer 5", "sleep 5", "mask"] {
+        for step in [
+            "ipi 1 0x41",
+            "shootdown 0x41",
+            "sleeping-barrier 0x41",
+            "halt",
+            "timer 5",
+            "sleep 5",
+            "mask",
+        ] {
             let (word, message) = fault(&format!("user; {step}"));
             assert_eq!(word, step);
             assert!(message.contains("put `kernel` before it"), "{message}");
             parse(&format!("user; kernel; {step}"));
         }
-        for step in ["halt", "sleep 5", "user", "mask"] {
+        for step in ["halt", "sleep 5", "sleeping-barrier 0x41", "user", "mask"] {
             assert_eq!(fault(&format!("mask; {step}")).0, step);
         }
         assert_eq!(fault("unmask").0, "unmask");

@@ -132,7 +132,7 @@ fn named(step: &Step) -> Option<(&str, Kind)> {
             Some((flag, Kind::Flag))
         }
         Step::Lock(name) | Step::Unlock(name) => Some((name, Kind::Lock)),
-        Step::Barrier(name) => Some((name, Kind::Barrier)),
+        Step::Barrier(name) | Step::SleepingBarrier { name, .. } => Some((name, Kind::Barrier)),
         _ => None,
     }
 }

@@ -10,6 +10,7 @@ use anyhow::{Context, Result, bail, ensure};
 use memmap2::{MmapOptions, MmapRaw};
 use serde::{Deserialize, Serialize};
 
+use crate::Histogram;
 use crate::layout::{
     self, Header, LATENCY_BUCKETS, Latency, MAGIC, MAX_VCPUS, Shared, VERSION, Vcpu, Vector,
 };
@@ -308,6 +309,15 @@ impl State {
     /// The counters of all vCPUs.
     pub fn vcpus(&self) -> impl Iterator<Item = VcpuCounters> + '_ {
         (0..self.nr_vcpus).map(|vcpu| self.vcpu(vcpu))
+    }
+
+    /// How late the steps `sleep` of all vCPUs went on after their time, TSC ticks of the guest.
+    pub fn wakeups(&self) -> Histogram {
+        let vcpus = (0..self.nr_vcpus).map(|vcpu| &self.vcpu_ref(vcpu).wakeups.histogram);
+        vcpus.fold(Histogram::default(), |mut sum, buckets| {
+            sum.add_counts(buckets.iter().map(|bucket| bucket.load(Relaxed)));
+            sum
+        })
     }
 
     /// The sum of all vCPUs' progress: the guest's throughput is its change by time.

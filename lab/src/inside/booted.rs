@@ -16,6 +16,7 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
 use cohort::wait::wait_for;
+use cohort_micro::Histogram;
 use memmap2::{MmapOptions, MmapRaw};
 use serde::{Deserialize, Serialize};
 use tempfile::TempDir;
@@ -25,8 +26,8 @@ use super::info::LabInfo;
 use super::process;
 use super::windows::Subject;
 use crate::guest::{
-    COUNTER_MAGIC, COUNTER_PAGE_BYTES, COUNTER_SLOT_BYTES, COUNTER_SLOTS, LONGEST_OFFSET,
-    REAL_WORKLOADS, TIMED_WORKLOADS,
+    COUNTER_MAGIC, COUNTER_PAGE_BYTES, COUNTER_SLOT_BYTES, COUNTER_SLOTS, LATENCIES_OFFSET,
+    LATENCY_BUCKETS, REAL_WORKLOADS,
 };
 use crate::outside::machine::Kind;
 
@@ -490,14 +491,16 @@ impl Subject for BootedGuest {
         self.progress()
     }
 
-    fn take_longest_ns(&self) -> Result<Option<u64>> {
-        let timed = TIMED_WORKLOADS.contains(&self.spec.workload.name.as_str());
-        let page = self.counter_page()?;
-        Ok(timed.then(|| page.take_longest_ns()))
+    fn latencies(&self) -> Result<Histogram> {
+        Ok(self.counter_page()?.latencies())
     }
 
-    fn cpu_time_ns(&self) -> Result<u64> {
-        Ok(self.vcpu_cpu_time_ns()?.iter().sum())
+    fn latency_unit_ns(&self) -> f64 {
+        1.0
+    }
+
+    fn cgroup(&self) -> &Cgroup {
+        &self.cgroup
     }
 
     fn ensure_alive(&mut self) -> Result<()> {
@@ -527,10 +530,6 @@ impl Subject for BootedGuest {
                 .unwrap_or_else(|error| format!("{error:#}")),
             self.last_words()
         )
-    }
-
-    fn set_frozen(&mut self, frozen: bool) -> Result<()> {
-        self.cgroup.set_frozen(frozen)
     }
 }
 
@@ -660,6 +659,14 @@ pub struct CounterPlace {
 }
 
 impl CounterPlace {
+    /// A file that has nothing but the page.
+    pub(super) fn file(path: PathBuf) -> Self {
+        Self {
+            memory: path,
+            address: 0,
+        }
+    }
+
     /// Operations that the guest has done so far.
     ///
     /// # Errors
@@ -690,14 +697,14 @@ impl FromStr for CounterPlace {
     }
 }
 
-/// The page in which a guest's workload counts, seen from L1.
-struct CounterPage {
+/// The page in which a workload counts, seen from L1.
+pub(super) struct CounterPage {
     place: CounterPlace,
     mapping: MmapRaw,
 }
 
 impl CounterPage {
-    fn open(place: CounterPlace) -> Result<Self> {
+    pub(super) fn open(place: CounterPlace) -> Result<Self> {
         let what = || format!("The counter page {place} cannot be mapped");
         let file = File::options()
             .read(true)
@@ -713,7 +720,7 @@ impl CounterPage {
     }
 
     /// Sum of all threads' operations.
-    fn total(&self) -> Result<u64> {
+    pub(super) fn total(&self) -> Result<u64> {
         ensure!(
             self.word(0) == COUNTER_MAGIC,
             "the page at the address that it printed holds no counters"
@@ -723,32 +730,36 @@ impl CounterPage {
             .sum())
     }
 
-    /// The longest operation (ns) since the last time this was called; 0 if none was timed.
-    fn take_longest_ns(&self) -> u64 {
-        let words = (1..=COUNTER_SLOTS)
-            .map(|slot| self.word_at(slot * COUNTER_SLOT_BYTES + LONGEST_OFFSET));
-        let longest_ns = words.map(|word| {
-            // SAFETY: as for `word`; a store of the guest that comes between is of an operation that is just ending.
-            unsafe {
-                let longest_ns = word.read_volatile();
-                word.write_volatile(0);
-                longest_ns
-            }
-        });
-        longest_ns.max().unwrap_or(0)
+    /// How long its timed operations took so far, ns.
+    pub(super) fn latencies(&self) -> Histogram {
+        histogram(|offset| self.word(offset))
     }
 
     fn word(&self, offset: usize) -> u64 {
+        assert!(offset + 8 <= COUNTER_PAGE_BYTES && offset.is_multiple_of(8));
         // SAFETY: inside the mapping and aligned; the guest writes the same words with single stores, so a volatile
         // read of 8 bytes is whole.
-        unsafe { self.word_at(offset).read_volatile() }
+        unsafe {
+            let word = self.mapping.as_ptr().add(offset).cast::<u64>();
+            word.read_volatile()
+        }
     }
+}
 
-    fn word_at(&self, offset: usize) -> *mut u64 {
-        assert!(offset + 8 <= COUNTER_PAGE_BYTES && offset.is_multiple_of(8));
-        // SAFETY: inside the mapping, as just asserted.
-        unsafe { self.mapping.as_mut_ptr().add(offset).cast::<u64>() }
-    }
+/// The histogram of a counter page whose words `word` reads by their offsets.
+fn histogram(word: impl Fn(usize) -> u64) -> Histogram {
+    let mut latencies = Histogram::default();
+    latencies.add_counts((0..LATENCY_BUCKETS).map(|bucket| word(LATENCIES_OFFSET + bucket * 8)));
+    latencies
+}
+
+/// That of a page that was read from a file.
+#[cfg(test)]
+pub(crate) fn latencies_in(page: &[u8]) -> Histogram {
+    histogram(|offset| {
+        let bytes = page[offset..offset + 8].try_into();
+        u64::from_le_bytes(bytes.expect("these are eight"))
+    })
 }
 
 #[cfg(test)]
@@ -836,7 +847,7 @@ mod tests {
             let offset = page + slot * COUNTER_SLOT_BYTES;
             content[offset..offset + 8].copy_from_slice(&count.to_le_bytes());
         }
-        content[page + COUNTER_SLOT_BYTES + LONGEST_OFFSET] = 9;
+        content[page + LATENCIES_OFFSET + 8 * 40] = 9;
         fs::write(&memory, content).unwrap();
         let place = |address: usize| CounterPlace {
             memory: memory.clone(),
@@ -844,8 +855,7 @@ mod tests {
         };
         assert_eq!(place(page).operations().unwrap(), 112);
         let counters = CounterPage::open(place(page)).unwrap();
-        assert_eq!(counters.take_longest_ns(), 9);
-        assert_eq!(counters.take_longest_ns(), 0);
+        assert_eq!(counters.latencies().len(), 9);
         assert!(place(0).operations().is_err());
         assert_eq!(
             place(page).to_string().parse::<CounterPlace>().unwrap(),

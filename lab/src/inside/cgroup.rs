@@ -77,6 +77,13 @@ impl Cgroup {
         &self.path
     }
 
+    /// What it is called in the folder above it.
+    pub fn name(&self) -> &str {
+        // It was made from a string.
+        let name = self.path.file_name().and_then(|name| name.to_str());
+        name.unwrap_or_default()
+    }
+
     /// Sets its share of CPU time, 1 to 10000; 100 is what new cgroups have.
     ///
     /// # Errors
@@ -128,6 +135,14 @@ impl Cgroup {
             REMOVAL_TIMEOUT,
             || Ok((value(&self.path, "cgroup.events", "frozen")? == wanted).then_some(())),
         )
+    }
+
+    /// Lets its members go on, and does not wait until they do.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn thaw(&self) -> Result<()> {
+        write(&self.path, "cgroup.freeze", "0")
     }
 
     /// What [`usage_us`] says of it.

@@ -1,20 +1,13 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! What BPF programs cost while guests work: how often each runs, and how long one run takes by the kernel's own count.
-//! Not for throughput (`bench`).
+//! Not for throughput (`cell`).
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
-use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use cohort::compare::scheduler::Scheduler;
 use libbpf_rs::query::{ProgInfoIter, ProgInfoQueryOptions, ProgramInfo};
-
-use super::bench::{BOOT_TIMEOUT, Case, Options};
-use super::booted::start_all;
-use super::info::LabInfo;
-use super::windows::{LOGS, Subject};
 
 /// Lets the kernel count programs' runs and their time, which costs each run a little.
 pub const COUNTING: &str = "/proc/sys/kernel/bpf_stats_enabled";
@@ -92,30 +85,6 @@ pub fn costs_within(pid: u32, window: Duration) -> Result<(Vec<Cost>, f64)> {
     let before = Programs::of(pid)?;
     sleep(window);
     Ok(before.until(&Programs::of(pid)?))
-}
-
-/// Prints for each case what the observer's programs do beside the stock scheduler, and what Cohort's do.
-///
-/// # Errors
-/// When anything fails while measuring.
-pub fn run(lab: &LabInfo, cases: &[Case], options: &Options) -> Result<()> {
-    fs::write(COUNTING, "1").with_context(|| format!("{COUNTING} cannot be written"))?;
-    println!("{}", lab.describe());
-    let timing = options.timing();
-    for case in cases {
-        let mut guests = start_all(lab, options.guests(case), BOOT_TIMEOUT)?;
-        for scheduler in [Scheduler::watched(), Scheduler::cohort(&[])] {
-            let running = scheduler.start(Path::new(LOGS))?;
-            let running = running.context("both are programs")?;
-            sleep(timing.settle);
-            let (costs, seconds) = costs_within(running.pid(), timing.window)?;
-            running.stop()?;
-            guests.iter_mut().try_for_each(Subject::ensure_alive)?;
-            println!("\n{case}, {}:", scheduler.name());
-            print(&costs, seconds);
-        }
-    }
-    Ok(())
 }
 
 /// Prints a table of the programs that ran within so many seconds.

@@ -62,6 +62,14 @@ impl LabInfo {
         Ok(info)
     }
 
+    /// What a figure is from, whatever the size of the machine.
+    pub fn origin(&self) -> String {
+        format!(
+            "machine {} ({}), kernel {}, QEMU {} for guests",
+            self.machine, self.emulator, self.kernel, self.qemu
+        )
+    }
+
     /// One line that says where a figure is from.
     pub fn describe(&self) -> String {
         format!(

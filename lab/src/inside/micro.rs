@@ -4,14 +4,16 @@
 use std::path::Path;
 
 use anyhow::Result;
-use cohort_micro::{Running, Spec};
+use cohort_micro::{Histogram, Running, Spec};
 
 use super::cgroup::Cgroup;
 use super::info::LabInfo;
 use super::process::confine;
+use super::windows::Subject;
 use crate::outside::machine::Kind;
 
 const MICRO: &str = "/cohort/bin/micro";
+const NS_PER_MS: f64 = 1e6;
 
 /// A micro guest in a cgroup of its own. Dropping it kills it and removes its cgroup.
 pub struct MicroGuest {
@@ -66,6 +68,40 @@ impl MicroGuest {
     pub fn vcpu_tids(&self) -> Vec<u32> {
         let vcpus = self.micro.state.vcpus();
         vcpus.map(|vcpu| vcpu.tid as u32).collect()
+    }
+}
+
+impl Subject for MicroGuest {
+    fn name(&self) -> &str {
+        self.cgroup.name()
+    }
+
+    fn operations(&self) -> Result<u64> {
+        Ok(self.micro.state.progress())
+    }
+
+    fn latencies(&self) -> Result<Histogram> {
+        Ok(self.micro.state.wakeups())
+    }
+
+    fn latency_unit_ns(&self) -> f64 {
+        NS_PER_MS / self.micro.state.tsc_khz() as f64
+    }
+
+    fn cgroup(&self) -> &Cgroup {
+        &self.cgroup
+    }
+
+    fn ensure_alive(&mut self) -> Result<()> {
+        self.micro.check()
+    }
+
+    fn situation(&self) -> String {
+        let vcpus = self.micro.state.vcpus();
+        let vcpus: Vec<String> = vcpus
+            .map(|vcpu| format!("{} operations, in step {}", vcpu.progress, vcpu.step))
+            .collect();
+        format!("{}: {}", self.name(), vcpus.join("; "))
     }
 }
 

@@ -1,20 +1,28 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Windows: the scheduler is exchanged under running guests, and each guest's operations and CPU time are taken
-//! over a window of lab time. Not for starting guests, nor for what the numbers mean (`cohort::compare`).
-use std::collections::BTreeMap;
-use std::path::Path;
-use std::thread::sleep;
+//! Windows: what members of an experiment do in a span of lab time, side by side or alone. Not for starting them, nor for
+//! exchanging schedulers, nor for what the numbers mean (`cohort::compare::progress`).
+use std::sync::Barrier;
+use std::sync::atomic::AtomicBool;
+use std::sync::atomic::Ordering::{Acquire, Release};
+use std::thread::{self, sleep};
 use std::time::{Duration, Instant};
 
-use anyhow::{Result, anyhow, ensure};
-use cohort::compare::rounds::{arm_names, run_rounds};
-use cohort::compare::scheduler::Scheduler;
-use cohort::compare::window::{Better, Metric, Window};
+use anyhow::{Context, Result, anyhow, bail, ensure};
+use cohort_micro::Histogram;
+
+use super::cgroup::Cgroup;
+use super::process::{HOLDS_CPU, come_first, stay_on};
+use super::random::Random;
+use crate::cell::Latency;
 
 /// What schedulers print; copied out of L1 at its end.
 pub const LOGS: &str = "/out/schedulers";
 
-/// Whatever can be measured in a window.
+/// CPUs take up their work within two slices of the stock scheduler after each other: so the first of two VMs may be in its
+/// second turn on one when the other CPU begins.
+const LONGEST_SHIFT: Duration = Duration::from_millis(8);
+
+/// Whatever can be measured in a window: it is alone in a cgroup and counts its operations.
 pub trait Subject {
     /// Its name in results.
     fn name(&self) -> &str;
@@ -23,16 +31,15 @@ pub trait Subject {
     /// # Errors
     /// When they cannot be counted.
     fn operations(&self) -> Result<u64>;
-    /// The longest operation since this was asked last, nanoseconds; `None` if they are not timed.
+    /// How long its timed operations took so far, in [`Subject::latency_unit_ns`]; empty if it times none.
     ///
     /// # Errors
-    /// When it cannot be read.
-    fn take_longest_ns(&self) -> Result<Option<u64>>;
-    /// CPU time consumed so far, nanoseconds.
-    ///
-    /// # Errors
-    /// When it cannot be read.
-    fn cpu_time_ns(&self) -> Result<u64>;
+    /// When they cannot be read.
+    fn latencies(&self) -> Result<Histogram>;
+    /// What latencies are counted in, nanoseconds.
+    fn latency_unit_ns(&self) -> f64;
+    /// The cgroup that it is alone in.
+    fn cgroup(&self) -> &Cgroup;
     /// Checks that it still runs.
     ///
     /// # Errors
@@ -40,363 +47,288 @@ pub trait Subject {
     fn ensure_alive(&mut self) -> Result<()>;
     /// What can be seen of it from outside, for the report of a failure.
     fn situation(&self) -> String;
-    /// Stops it where it is, or lets it go on.
-    ///
-    /// # Errors
-    /// When that does not work.
-    fn set_frozen(&mut self, frozen: bool) -> Result<()>;
-}
-
-/// One number of each of these windows, of those that have it.
-pub fn values(windows: &[Window], metric: &Metric) -> Vec<f64> {
-    let numbers = windows.iter().map(|window| window.numbers.get(metric));
-    numbers.flatten().copied().collect()
 }
 
 /// How to measure.
 #[derive(Clone, Copy, Debug)]
 pub struct Timing {
-    /// Length of a window, lab time.
+    /// Length of a window.
     pub window: Duration,
-    /// From a scheduler's start to the window's, lab time.
+    /// From the beginning of the last member to the window's.
     pub settle: Duration,
 }
 
-/// What all guests do together in a window, per second of lab time.
-pub fn operations() -> Metric {
-    Metric {
-        of: String::new(),
-        name: "operations/s".into(),
-        better: Better::More,
-    }
+/// What one member did in a window.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Done {
+    /// Operations per second.
+    pub rate: f64,
+    /// Of its timed operations.
+    pub latency: Option<Latency>,
 }
 
-/// The longest operation of any guest, of a workload that times them; ms of the guest's clock.
-pub fn longest_operation() -> Metric {
-    Metric {
-        of: String::new(),
-        name: "longest operation, ms".into(),
-        better: Better::Less,
-    }
+/// What one member did alone.
+#[derive(Clone, Debug, PartialEq)]
+pub struct DoneAlone {
+    /// In the window.
+    pub done: Done,
+    /// CPUs that it used on average, from its beginning on.
+    pub cpus: f64,
 }
 
-/// A guest's CPU time in a window, in percent of one CPU; exact to one tick per vCPU.
-pub fn cpu_time_of(guest: &str) -> Metric {
-    Metric {
-        of: guest.into(),
-        name: "%CPU".into(),
-        better: Better::Neither,
-    }
-}
-
-/// What windows of the first subject alone are called.
-pub const ALONE: &str = "one VM alone";
-
-/// Runs `rounds` rounds of one window per scheduler and one of the first subject alone under the stock scheduler. Of the
-/// `subjects` the first `counted` are measured, the others run beside. `report` sees each window when it is done.
+/// Measures `subjects` side by side on `cpus`; all are frozen before and after. `seed` says in which order they begin, and
+/// when each CPU takes them up. Returns the length of the window in seconds and what each did, in their order.
 ///
 /// # Errors
-/// When a guest ends or stops counting, or a scheduler does not start, run or leave as it should.
-pub fn run_windows<S: Subject>(
-    subjects: &mut [S],
-    counted: usize,
-    schedulers: &[Scheduler],
+/// When one of them ends, or does nothing before the window or in it.
+pub fn measure(
+    subjects: &mut [Box<dyn Subject>],
+    cpus: &[u32],
+    seed: u64,
     timing: Timing,
-    rounds: usize,
-    mut report: impl FnMut(&Window),
-) -> Result<Vec<Window>> {
-    let arms = [schedulers, &[Scheduler::Stock]].concat();
-    let names = arm_names(&arms);
-    let windows = run_rounds(&arms, rounds, Path::new(LOGS), |turn| {
-        let alone = names.last().is_some_and(|last| last == turn.scheduler);
-        let (name, measured) = match alone {
-            true => (ALONE, measure_alone(subjects, 0, timing)),
-            false => (turn.scheduler, measure(&mut subjects[..counted], timing)),
-        };
-        let (seconds, numbers) =
-            measured.map_err(|error| describe_failure(&error, name, subjects))?;
-        let window = Window {
-            round: turn.round,
-            scheduler: name.into(),
-            seconds,
-            numbers,
-        };
-        report(&window);
-        Ok(window)
-    });
-    windows.map_err(|error| error.context(who_recovers(subjects, timing)))
+) -> Result<(f64, Vec<Done>)> {
+    let before = operations(subjects)?;
+    begin(subjects, cpus, seed)?;
+    let done = window(subjects, &before, timing).map_err(|error| describe(&error, subjects));
+    // Frozen even after an error, so that nothing runs that is not meant to.
+    let frozen = freeze(subjects);
+    let done = done?;
+    frozen?;
+    Ok(done)
 }
 
-/// One window of one subject, all others frozen, under whatever schedules now: as `measure`.
+/// Measures one subject, which is frozen before and after.
 ///
 /// # Errors
-/// When it ends or stops counting.
-pub fn measure_alone<S: Subject>(
-    subjects: &mut [S],
-    alone: usize,
-    timing: Timing,
-) -> Result<(f64, BTreeMap<Metric, f64>)> {
-    set_others_frozen(subjects, alone, true)?;
-    let measured = measure(&mut subjects[alone..=alone], timing);
-    // Thawed even after an error: its report must not suffer from a second one.
-    set_others_frozen(subjects, alone, false)?;
-    measured
+/// As of [`measure`].
+pub fn measure_alone(subject: &mut Box<dyn Subject>, timing: Timing) -> Result<DoneAlone> {
+    let subject = std::slice::from_mut(subject);
+    let used_us = subject[0].cgroup().usage_us()?;
+    let start = Instant::now();
+    let before = operations(subject)?;
+    subject[0].cgroup().thaw()?;
+    let done = window(subject, &before, timing).map_err(|error| describe(&error, subject));
+    let seconds = start.elapsed().as_secs_f64();
+    freeze(subject)?;
+    let (_, done) = done?;
+    // The kernel counts CPU time at ticks, and when a thread leaves its CPU, as all have now.
+    let used_us = subject[0].cgroup().usage_us()? - used_us;
+    let done = done.into_iter().next().context("there is one subject")?;
+    Ok(DoneAlone {
+        done,
+        cpus: used_us as f64 / 1e6 / seconds,
+    })
 }
 
-fn set_others_frozen<S: Subject>(subjects: &mut [S], alone: usize, frozen: bool) -> Result<()> {
+/// Stops all where they are.
+///
+/// # Errors
+/// When the kernel does not.
+pub fn freeze(subjects: &[Box<dyn Subject>]) -> Result<()> {
+    subjects
+        .iter()
+        .try_for_each(|subject| subject.cgroup().set_frozen(true))
+}
+
+/// Thaws all in any order while their CPUs are held, and gives them one CPU after the other. A VM's vCPUs wake together, so
+/// without that they would begin in step wherever there is room, which is the best that can happen to them.
+fn begin(subjects: &[Box<dyn Subject>], cpus: &[u32], seed: u64) -> Result<()> {
+    let mut random = Random::new(seed);
+    let mut order: Vec<usize> = (0..subjects.len()).collect();
+    random.shuffle(&mut order);
+    let all_held = Barrier::new(cpus.len() + 1);
+    let give = AtomicBool::new(false);
+    thread::scope(|scope| {
+        let holders: Vec<_> = cpus
+            .iter()
+            .map(|&cpu| (cpu, random.below(LONGEST_SHIFT)))
+            .map(|(cpu, shift)| {
+                let (all_held, give) = (&all_held, &give);
+                scope.spawn(move || hold(cpu, shift, all_held, give))
+            })
+            .collect();
+        all_held.wait();
+        let mut order = order.into_iter();
+        let thawed = order.try_for_each(|index| subjects[index].cgroup().thaw());
+        give.store(true, Release);
+        for holder in holders {
+            holder
+                .join()
+                .map_err(|_| anyhow!("a thread that holds a CPU has failed"))??;
+        }
+        thawed
+    })
+}
+
+/// Keeps `cpu` until `shift` after `give`, from when all are held.
+fn hold(cpu: u32, shift: Duration, all_held: &Barrier, give: &AtomicBool) -> Result<()> {
+    let placed = stay_on(&[cpu]).and_then(|()| come_first(HOLDS_CPU));
+    // Whatever happened, the others wait for this one.
+    all_held.wait();
+    placed?;
+    while !give.load(Acquire) {}
+    let start = Instant::now();
+    while start.elapsed() < shift {}
+    Ok(())
+}
+
+fn operations(subjects: &[Box<dyn Subject>]) -> Result<Vec<u64>> {
+    subjects
+        .iter()
+        .map(|subject| subject.operations())
+        .collect()
+}
+
+/// A window of subjects that run, and had done `before` when they began.
+fn window(
+    subjects: &mut [Box<dyn Subject>],
+    before: &[u64],
+    timing: Timing,
+) -> Result<(f64, Vec<Done>)> {
+    sleep(timing.settle);
+    let start = Reading::of_all(subjects)?;
+    for ((subject, reading), before) in subjects.iter().zip(&start).zip(before) {
+        ensure!(
+            reading.operations > *before,
+            "{} did nothing within {:.0} ms before its window",
+            subject.name(),
+            timing.settle.as_secs_f64() * 1e3
+        );
+    }
+    sleep(timing.window);
+    let end = Reading::of_all(subjects)?;
     subjects
         .iter_mut()
-        .enumerate()
-        .filter(|(index, _)| *index != alone)
-        .try_for_each(|(_, subject)| subject.set_frozen(frozen))
+        .try_for_each(|subject| subject.ensure_alive())?;
+    let each = subjects.iter().zip(start.iter().zip(&end));
+    let done = each.map(|(subject, (start, end))| start.until(end, &**subject));
+    let done = done.collect::<Result<Vec<Done>>>()?;
+    let Some((first, last)) = start.first().zip(end.first()) else {
+        bail!("there is nothing to measure");
+    };
+    Ok(((last.at - first.at).as_secs_f64(), done))
 }
 
-/// Adds to the error of a window what the guests looked like then.
-fn describe_failure<S: Subject>(
-    error: &anyhow::Error,
-    scheduler: &str,
-    subjects: &[S],
-) -> anyhow::Error {
-    let situations: Vec<String> = subjects.iter().map(Subject::situation).collect();
-    anyhow!(
-        "{error:#}\nThat was under {scheduler}. The guests then:\n{}",
-        situations.join("\n")
-    )
+/// Adds to an error what the subjects looked like then.
+fn describe(error: &anyhow::Error, subjects: &[Box<dyn Subject>]) -> anyhow::Error {
+    let situations = subjects.iter().map(|subject| subject.situation());
+    let situations: Vec<String> = situations.collect();
+    anyhow!("{error:#}. What they were at:\n{}", situations.join("\n"))
 }
 
-/// Which guests count now, under the stock scheduler: it tells a starved guest from a broken one.
-fn who_recovers<S: Subject>(subjects: &[S], timing: Timing) -> String {
-    let count = |subject: &S| subject.operations().ok();
-    let before: Vec<Option<u64>> = subjects.iter().map(count).collect();
-    sleep(timing.window);
-    let recovered: Vec<String> = subjects
-        .iter()
-        .zip(before)
-        .map(|(subject, before)| {
-            let counts = subject.operations().is_ok_and(|after| Some(after) > before);
-            format!(
-                "{} {}",
-                subject.name(),
-                if counts { "counts" } else { "does not count" }
-            )
-        })
-        .collect();
-    format!(
-        "A window after the failure, under the stock scheduler: {}",
-        recovered.join(", ")
-    )
-}
-
-/// One window of all subjects under whatever schedules now: its length in seconds, and what was counted.
-fn measure<S: Subject>(subjects: &mut [S], timing: Timing) -> Result<(f64, BTreeMap<Metric, f64>)> {
-    sleep(timing.settle);
-    take_longest(subjects)?;
-    let start = Reading::take(subjects)?;
-    sleep(timing.window);
-    let end = Reading::take(subjects)?;
-    let longest_ns = take_longest(subjects)?;
-    for subject in subjects.iter_mut() {
-        subject.ensure_alive()?;
-    }
-    let (seconds, mut numbers) = start.until(&end, subjects)?;
-    if let Some(longest_ns) = longest_ns {
-        numbers.insert(longest_operation(), longest_ns as f64 / 1e6);
-    }
-    Ok((seconds, numbers))
-}
-
-/// The longest operation of all subjects since this was asked last, ns.
-fn take_longest<S: Subject>(subjects: &[S]) -> Result<Option<u64>> {
-    let each = subjects.iter().map(Subject::take_longest_ns);
-    Ok(each
-        .collect::<Result<Vec<_>>>()?
-        .into_iter()
-        .max()
-        .flatten())
-}
-
-/// All counters at one moment.
+/// A subject's counters at one moment.
 struct Reading {
     at: Instant,
-    counters: Vec<(u64, u64)>,
+    operations: u64,
+    latencies: Histogram,
 }
 
 impl Reading {
-    fn take<S: Subject>(subjects: &[S]) -> Result<Self> {
-        // Operations first: they are exact, CPU times only to a tick.
-        let at = Instant::now();
-        let operations = subjects
-            .iter()
-            .map(Subject::operations)
-            .collect::<Result<Vec<_>>>()?;
-        let cpu_times = subjects
-            .iter()
-            .map(Subject::cpu_time_ns)
-            .collect::<Result<Vec<_>>>()?;
-        Ok(Self {
-            at,
-            counters: operations.into_iter().zip(cpu_times).collect(),
-        })
+    fn of_all(subjects: &[Box<dyn Subject>]) -> Result<Vec<Self>> {
+        let read = |subject: &dyn Subject| {
+            Ok(Self {
+                at: Instant::now(),
+                operations: subject.operations()?,
+                latencies: subject.latencies()?,
+            })
+        };
+        subjects.iter().map(|subject| read(&**subject)).collect()
     }
 
-    fn until<S: Subject>(
-        &self,
-        end: &Self,
-        subjects: &[S],
-    ) -> Result<(f64, BTreeMap<Metric, f64>)> {
+    fn until(&self, end: &Self, subject: &dyn Subject) -> Result<Done> {
         let seconds = (end.at - self.at).as_secs_f64();
-        let mut all_operations = 0;
-        let mut numbers = BTreeMap::new();
-        for (index, subject) in subjects.iter().enumerate() {
-            let ((operations, cpu_time), (end_operations, end_cpu_time)) =
-                (self.counters[index], end.counters[index]);
-            let cpu_time_ns = end_cpu_time - cpu_time;
-            ensure!(
-                end_operations > operations,
-                "Guest {} made no progress within a window of {:.0} ms, in which it had {} ms of CPU time: its counter \
-                 stayed at {operations}",
-                subject.name(),
-                seconds * 1000.0,
-                cpu_time_ns / 1_000_000
-            );
-            all_operations += end_operations - operations;
-            let cpu_pct = 100.0 * cpu_time_ns as f64 / 1e9 / seconds;
-            numbers.insert(cpu_time_of(subject.name()), cpu_pct);
-        }
-        numbers.insert(operations(), all_operations as f64 / seconds);
-        Ok((seconds, numbers))
+        ensure!(
+            end.operations > self.operations,
+            "{} did nothing within a window of {:.0} ms: its counter stayed at {}",
+            subject.name(),
+            seconds * 1e3,
+            self.operations
+        );
+        let latencies = end.latencies.since(&self.latencies);
+        Ok(Done {
+            rate: (end.operations - self.operations) as f64 / seconds,
+            latency: latency(&latencies, subject.latency_unit_ns()),
+        })
     }
+}
+
+fn latency(latencies: &Histogram, unit_ns: f64) -> Option<Latency> {
+    let quantile_us = |quantile| Some(latencies.quantile(quantile)? * unit_ns / 1e3);
+    Some(Latency {
+        count: latencies.len(),
+        p50_us: quantile_us(0.5)?,
+        p99_us: quantile_us(0.99)?,
+    })
 }
 
 #[cfg(test)]
 mod tests {
-    use std::cell::Cell;
-
-    use anyhow::bail;
-
     use super::*;
 
-    /// Does `speed` operations per reading.
-    struct Fake {
-        name: &'static str,
-        speed: u64,
-        done: Cell<u64>,
-        alive: bool,
-        frozen: bool,
-    }
-
-    impl Fake {
-        fn new(name: &'static str, speed: u64) -> Self {
-            Self {
-                name,
-                speed,
-                done: Cell::new(0),
-                alive: true,
-                frozen: false,
-            }
+    fn reading(operations: u64, latencies_ns: &[u64], at: Instant) -> Reading {
+        let mut latencies = Histogram::default();
+        latencies_ns.iter().for_each(|ns| latencies.count(*ns));
+        Reading {
+            at,
+            operations,
+            latencies,
         }
     }
+
+    struct Fake;
 
     impl Subject for Fake {
         fn name(&self) -> &str {
-            self.name
+            "vm1"
         }
         fn operations(&self) -> Result<u64> {
-            if !self.frozen {
-                self.done.set(self.done.get() + self.speed);
-            }
-            Ok(self.done.get())
+            Ok(0)
         }
-        fn take_longest_ns(&self) -> Result<Option<u64>> {
-            Ok((self.name == "timed").then_some(7_000_000))
+        fn latencies(&self) -> Result<Histogram> {
+            Ok(Histogram::default())
         }
-        fn cpu_time_ns(&self) -> Result<u64> {
-            Ok(self.done.get() * 1000)
+        fn latency_unit_ns(&self) -> f64 {
+            1.0
+        }
+        fn cgroup(&self) -> &Cgroup {
+            unreachable!("a reading needs no cgroup")
         }
         fn ensure_alive(&mut self) -> Result<()> {
-            if self.alive {
-                Ok(())
-            } else {
-                bail!("{} is dead", self.name)
-            }
-        }
-        fn situation(&self) -> String {
-            format!("{} is well", self.name)
-        }
-        fn set_frozen(&mut self, frozen: bool) -> Result<()> {
-            self.frozen = frozen;
             Ok(())
         }
+        fn situation(&self) -> String {
+            "well".into()
+        }
     }
-
-    const SHORT: Timing = Timing {
-        window: Duration::from_millis(2),
-        settle: Duration::ZERO,
-    };
 
     #[test]
     fn a_window_is_the_difference_of_two_readings() {
-        let mut fakes = [Fake::new("one", 10), Fake::new("two", 30)];
-        let (seconds, numbers) = measure(&mut fakes, SHORT).unwrap();
-        assert!(seconds >= 0.002);
-        let close = |metric: &Metric, expected: f64| (numbers[metric] - expected).abs() < 1e-6;
-        assert!(close(&operations(), 40.0 / seconds));
-        assert!(close(&cpu_time_of("one"), 100.0 * 10_000.0 / 1e9 / seconds));
-        assert_eq!(numbers.len(), 3);
+        let start = Instant::now();
+        let end = start + Duration::from_millis(500);
+        let done = reading(10, &[1 << 30], start)
+            .until(&reading(60, &[1 << 30, 1 << 20, 1 << 20], end), &Fake)
+            .unwrap();
+        assert_eq!(done.rate, 100.0);
+        let latency = done.latency.unwrap();
+        assert_eq!(latency.count, 2);
+        assert!((1048.0..1311.0).contains(&latency.p99_us), "{latency:?}");
     }
 
     #[test]
-    fn the_longest_operation_is_there_if_one_times_them() {
-        let mut fakes = [Fake::new("one", 10), Fake::new("timed", 1)];
-        let (_, numbers) = measure(&mut fakes, SHORT).unwrap();
-        assert_eq!(numbers[&longest_operation()], 7.0);
-    }
-
-    #[test]
-    fn a_guest_that_stands_still_or_died_fails_the_window() {
-        let error = measure(&mut [Fake::new("still", 0)], SHORT).unwrap_err();
-        assert!(error.to_string().contains("no progress"), "{error}");
-        let mut dead = Fake::new("gone", 5);
-        dead.alive = false;
+    fn who_stands_still_is_named() {
+        let start = Instant::now();
+        let end = start + Duration::from_millis(100);
+        let error = reading(7, &[], start)
+            .until(&reading(7, &[], end), &Fake)
+            .unwrap_err();
         assert_eq!(
-            measure(&mut [dead], SHORT).unwrap_err().to_string(),
-            "gone is dead"
+            error.to_string(),
+            "vm1 did nothing within a window of 100 ms: its counter stayed at 7"
         );
     }
 
     #[test]
-    fn a_failure_tells_what_guests_looked_like_and_whether_they_recover() {
-        let fakes = [Fake::new("starved", 5), Fake::new("broken", 0)];
-        let error = describe_failure(&anyhow!("No progress"), "cohort", &fakes);
-        let text = format!("{error}\n{}", who_recovers(&fakes, SHORT));
-        for part in [
-            "No progress",
-            "under cohort",
-            "starved is well",
-            "starved counts",
-            "broken does not count",
-        ] {
-            assert!(text.contains(part), "no \"{part}\" in {text}");
-        }
-    }
-
-    #[test]
-    fn a_window_of_one_alone_counts_only_that_and_thaws_the_others_whatever_happens() {
-        let mut fakes = [Fake::new("still", 0), Fake::new("one", 10)];
-        let (_, numbers) = measure_alone(&mut fakes, 1, SHORT).unwrap();
-        assert!(numbers.contains_key(&cpu_time_of("one")));
-        assert_eq!(numbers.len(), 2);
-        assert!(!fakes[0].frozen);
-        assert!(measure_alone(&mut fakes, 0, SHORT).is_err());
-        assert!(!fakes[1].frozen);
-    }
-
-    #[test]
-    fn others_are_frozen_and_thawed() {
-        let mut fakes = [Fake::new("one", 1), Fake::new("two", 1)];
-        set_others_frozen(&mut fakes, 1, true).unwrap();
-        assert!(fakes[0].frozen && !fakes[1].frozen);
-        set_others_frozen(&mut fakes, 1, false).unwrap();
-        assert!(!fakes[0].frozen);
+    fn what_times_nothing_has_no_latency() {
+        assert_eq!(latency(&Histogram::default(), 1.0), None);
     }
 }

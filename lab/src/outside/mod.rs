@@ -2,6 +2,7 @@
 //! The part of the lab that runs on the user's machine: finds a kernel, makes an image, boots L1. Not for what runs
 //! inside L1.
 
+pub mod bench;
 pub mod boot;
 pub mod bzimage;
 pub mod cache;
@@ -15,6 +16,7 @@ pub mod machine;
 pub mod mirror;
 pub mod modules;
 pub mod others;
+pub mod report;
 pub mod tool;
 
 use std::fs::File;

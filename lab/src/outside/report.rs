@@ -1,0 +1,396 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! `lab report`: makes docs/results.md from the results of the bench, all of it. Not for measuring, and not for judging what
+//! a figure means.
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use clap::Args;
+use cohort::compare::statistics::median;
+
+use super::bench::{Kept, MATRIX, RESULTS};
+use super::tool::io_sentence;
+use crate::cell::{Cell, CellResult, Latency, Matrix, Run};
+
+/// What no table here can show.
+const NOT_MODELLED: &str = "The machine does not model caches, memory bandwidth, branch prediction, SMT siblings that slow \
+                            each other, or NUMA latency.";
+
+const INTRODUCTION: &str = "\
+# Results
+
+`lab report` writes this file from the results of `make bench`; nothing in it is written by hand. The cells are those of
+`lab/matrix.toml`.
+
+## Words
+
+- **Alone**: what a VM does per second when it is the only one on the host, under the stock scheduler.
+- **Share**: the part of the CPU time it uses alone that a VM is entitled to beside the others: the max-min fair part by weight.
+- **Progress** of a VM: its rate, divided by its share of its rate alone. 1 is exactly its own, whatever its size, weight and
+  work; more is possible where others leave CPU time unused, or where the VM alone wastes some.
+- **Harmonic mean** of all progress: low when one VM gets little, so it shows efficiency and fairness in one number.
+- **Least**: the progress of the VM that gets least.
+- **Sum**: all rates, each as a part of that VM's rate alone: how many VMs' work was done.
+- **Seed**: one way to start. The figures of one start repeat; how vCPUs happen to lie to each other is what varies. A seed
+  decides in which order the VMs begin, and when each CPU takes them up, within 8 ms. Each scheduler has a window from each seed.
+
+Figures are the median over the seeds; in parentheses the worst and the best of them. Schedulers are the stock one, Cohort, Cohort
+without windows (`cohorts` and `turns` off), and Cohort without yields (`yield`, `ipi`, `rank` and `relaxed` off). Work of the
+host beside VMs is counted as a VM is.
+";
+
+/// Options of `lab report`.
+#[derive(Debug, Args)]
+pub struct Options {
+    /// Results of cells [default: all in out/bench]
+    results: Vec<PathBuf>,
+    /// The file to write
+    #[arg(long, default_value = "docs/results.md")]
+    out: PathBuf,
+}
+
+/// Writes the file.
+///
+/// # Errors
+/// When the matrix or a result cannot be read, or the file cannot be written.
+pub fn report(options: &Options) -> Result<u8> {
+    let matrix = Matrix::read(Path::new(MATRIX))?;
+    let paths = match options.results.is_empty() {
+        true => all_kept()?,
+        false => options.results.clone(),
+    };
+    let mut results = Vec::new();
+    for path in paths {
+        let result = Kept::read(&path)?.result;
+        if matrix.cells.contains(&result.cell) {
+            results.push(result);
+        } else {
+            eprintln!(
+                "lab: {} is of no cell that {MATRIX} has now; it is left out",
+                path.display()
+            );
+        }
+    }
+    fs::write(&options.out, markdown(&matrix, &results)).map_err(|error| {
+        io_sentence(
+            &format!("{} cannot be written", options.out.display()),
+            &error,
+        )
+    })?;
+    println!("{} is written", options.out.display());
+    Ok(0)
+}
+
+/// All results that the bench keeps; none if it never ran.
+fn all_kept() -> Result<Vec<PathBuf>> {
+    let Ok(entries) = fs::read_dir(RESULTS) else {
+        return Ok(Vec::new());
+    };
+    let mut paths = Vec::new();
+    for entry in entries {
+        let path = entry
+            .with_context(|| format!("{RESULTS} cannot be read"))?
+            .path();
+        if path.extension().is_some_and(|ending| ending == "json") {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    Ok(paths)
+}
+
+/// The whole file.
+fn markdown(matrix: &Matrix, results: &[CellResult]) -> String {
+    let mut text = INTRODUCTION.to_owned();
+    text += &provenance(results);
+    for (cpus, sockets) in sizes(matrix) {
+        let cells = matrix.cells.iter();
+        let cells: Vec<&Cell> = cells
+            .filter(|cell| (cell.cpus, cell.sockets) == (cpus, sockets))
+            .collect();
+        text += &group(&title(cpus, sockets), &cells, results);
+    }
+    text
+}
+
+/// The sizes of hosts, in the order in which the matrix has them first.
+fn sizes(matrix: &Matrix) -> Vec<(u32, u32)> {
+    let mut seen = BTreeSet::new();
+    let sizes = matrix.cells.iter().map(|cell| (cell.cpus, cell.sockets));
+    sizes.filter(|size| seen.insert(*size)).collect()
+}
+
+fn title(cpus: u32, sockets: u32) -> String {
+    match sockets {
+        1 => format!("{cpus} CPUs"),
+        _ => format!("{cpus} CPUs in {sockets} domains"),
+    }
+}
+
+/// Where the figures are from.
+fn provenance(results: &[CellResult]) -> String {
+    let labs: BTreeSet<String> = results.iter().map(|result| result.lab.origin()).collect();
+    let mut text = String::from("\n## Where the figures are from\n\n");
+    if labs.is_empty() {
+        text += "Nothing is measured yet.\n";
+    }
+    for lab in labs {
+        line(
+            &mut text,
+            &format!("- {lab}, Cohort {}", env!("CARGO_PKG_VERSION")),
+        );
+    }
+    text
+}
+
+/// A chapter: what its cells are, their figures, and their latencies.
+fn group(title: &str, cells: &[&Cell], results: &[CellResult]) -> String {
+    let mut text = format!("\n## {title}\n\n");
+    for cell in cells {
+        line(&mut text, &format!("- `{}`: {cell}", cell.name));
+    }
+    text += "\n| cell | scheduler | harmonic mean | least | sum | progress of each |\n|---|---|---|---|---|---|\n";
+    for cell in cells {
+        match best_result(cell, results) {
+            Some(result) => text += &rows(result),
+            None => line(
+                &mut text,
+                &format!("| {} | not measured | | | | |", cell.name),
+            ),
+        }
+    }
+    text += &format!("\n{NOT_MODELLED}\n");
+    text += &latencies(cells, results);
+    text
+}
+
+/// Of several results of a cell that with most schedulers.
+fn best_result<'a>(cell: &Cell, results: &'a [CellResult]) -> Option<&'a CellResult> {
+    let of_cell = results.iter().filter(|result| result.cell == *cell);
+    of_cell.max_by_key(|result| result.runs.len())
+}
+
+/// A row per scheduler.
+fn rows(result: &CellResult) -> String {
+    let mut text = String::new();
+    for (scheduler, runs) in by_scheduler(result) {
+        let of_seeds = |number: &dyn Fn(&Run) -> f64| -> Vec<f64> {
+            runs.iter().map(|run| number(run)).collect()
+        };
+        let means = of_seeds(&|run| run.progress.harmonic_mean);
+        let members = runs[0].progress.of_each.len();
+        let each: Vec<String> = (0..members)
+            .map(|member| {
+                let progress = of_seeds(&|run| run.progress.of_each[member]);
+                format!("{:.2}", median(&progress))
+            })
+            .collect();
+        let row = format!(
+            "| {} | {scheduler} | {:.3} ({:.3}..{:.3}) | {:.3} | {:.3} | {} |",
+            result.cell.name,
+            median(&means),
+            means.iter().copied().fold(f64::INFINITY, f64::min),
+            means.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            median(&of_seeds(&|run| run.progress.least)),
+            median(&of_seeds(&|run| run.progress.sum)),
+            each.join(" ")
+        );
+        line(&mut text, &row);
+    }
+    text
+}
+
+/// The runs of each scheduler, in the order in which they were made; none is empty.
+fn by_scheduler(result: &CellResult) -> Vec<(&str, Vec<&Run>)> {
+    let mut groups: Vec<(&str, Vec<&Run>)> = Vec::new();
+    for run in &result.runs {
+        match groups.iter_mut().find(|group| group.0 == run.scheduler) {
+            Some(group) => group.1.push(run),
+            None => groups.push((&run.scheduler, vec![run])),
+        }
+    }
+    groups
+}
+
+/// A table of timed operations, if any cell of the group has some.
+fn latencies(cells: &[&Cell], results: &[CellResult]) -> String {
+    let mut rows = String::new();
+    for cell in cells {
+        if let Some(result) = best_result(cell, results) {
+            rows += &latency_rows(result);
+        }
+    }
+    if rows.is_empty() {
+        return rows;
+    }
+    format!(
+        "\nHow long timed operations took, in us: how late a sleeper went on (`latency`), or a grace period (`rcu`).\n\n\
+         | cell | scheduler | whose | median | 99 % |\n|---|---|---|---|---|\n{rows}\n{NOT_MODELLED}\n"
+    )
+}
+
+fn latency_rows(result: &CellResult) -> String {
+    let names: Vec<String> = result
+        .cell
+        .members()
+        .into_iter()
+        .map(|member| member.name)
+        .collect();
+    let mut text = String::new();
+    for alone in &result.alone {
+        if let Some(latency) = &alone.latency {
+            latency_row(&mut text, &result.cell, "alone", &alone.name, &[latency]);
+        }
+    }
+    for (scheduler, runs) in by_scheduler(result) {
+        for (member, name) in names.iter().enumerate() {
+            let timed = runs.iter().filter_map(|run| run.latencies[member].as_ref());
+            let timed: Vec<&Latency> = timed.collect();
+            if !timed.is_empty() {
+                latency_row(&mut text, &result.cell, scheduler, name, &timed);
+            }
+        }
+    }
+    text
+}
+
+fn latency_row(text: &mut String, cell: &Cell, scheduler: &str, who: &str, timed: &[&Latency]) {
+    let over_seeds = |number: fn(&Latency) -> f64| {
+        let numbers: Vec<f64> = timed.iter().map(|latency| number(latency)).collect();
+        let worst = numbers.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let best = numbers.iter().copied().fold(f64::INFINITY, f64::min);
+        match numbers.len() {
+            1 => format!("{best:.0}"),
+            _ => format!("{:.0} ({worst:.0}..{best:.0})", median(&numbers)),
+        }
+    };
+    let row = format!(
+        "| {} | {scheduler} | {who} | {} | {} |",
+        cell.name,
+        over_seeds(|latency| latency.p50_us),
+        over_seeds(|latency| latency.p99_us)
+    );
+    line(text, &row);
+}
+
+fn line(text: &mut String, line: &str) {
+    // Writing to a string cannot fail.
+    let _ = writeln!(text, "{line}");
+}
+
+#[cfg(test)]
+mod tests {
+    use cohort::compare::progress::{Progress, VmRate};
+
+    use super::*;
+    use crate::cell::{Alone, Workload, example};
+    use crate::inside::info;
+
+    fn run(scheduler: &str, seed: u64, rates: [f64; 2], p99_us: Option<f64>) -> Run {
+        let vms = rates.map(|rate| VmRate {
+            rate,
+            alone: 100.0,
+            share: 0.5,
+        });
+        let latency = p99_us.map(|p99_us| Latency {
+            count: 10,
+            p50_us: 5.0,
+            p99_us,
+        });
+        Run {
+            scheduler: scheduler.into(),
+            seed,
+            seconds: 0.4,
+            rates: rates.to_vec(),
+            latencies: vec![latency, None],
+            progress: Progress::of(&vms).unwrap(),
+        }
+    }
+
+    fn result(cell: &Cell, p99_us: Option<f64>) -> CellResult {
+        CellResult {
+            cell: cell.clone(),
+            lab: info::example(),
+            alone: vec![Alone {
+                name: "vm1".into(),
+                rate: 100.0,
+                cpus: 2.0,
+                latency: None,
+            }],
+            runs: vec![
+                run("stock", 1, [75.0, 25.0], p99_us),
+                run("stock", 2, [50.0, 50.0], p99_us.map(|us| us * 2.0)),
+                run("Cohort", 1, [50.0, 50.0], None),
+                run("Cohort", 2, [50.0, 50.0], None),
+            ],
+        }
+    }
+
+    #[test]
+    fn the_file_has_a_table_per_size_of_host_and_names_what_is_not_measured() {
+        let measured = example();
+        let mut other = example();
+        (other.name, other.cpus, other.sockets) = ("tlb-4x8".into(), 16, 2);
+        other.vms[0].workload = Workload::Tlb;
+        let matrix = Matrix {
+            cells: vec![measured.clone(), other],
+        };
+        let text = markdown(&matrix, &[result(&measured, None)]);
+        let expected = "
+## 2 CPUs
+
+- `lock-2x2`: 2 VMs of 2 vCPUs: lock (33 % locked); micro guests
+
+| cell | scheduler | harmonic mean | least | sum | progress of each |
+|---|---|---|---|---|---|
+| lock-2x2 | stock | 0.875 (0.750..1.000) | 0.750 | 1.000 | 1.25 0.75 |
+| lock-2x2 | Cohort | 1.000 (1.000..1.000) | 1.000 | 1.000 | 1.00 1.00 |
+
+The machine does not model caches, memory bandwidth, branch prediction, SMT siblings that slow each other, or NUMA latency.
+
+## 16 CPUs in 2 domains
+
+- `tlb-4x8`: 2 VMs of 2 vCPUs: tlb; micro guests
+
+| cell | scheduler | harmonic mean | least | sum | progress of each |
+|---|---|---|---|---|---|
+| tlb-4x8 | not measured | | | | |
+
+The machine does not model caches, memory bandwidth, branch prediction, SMT siblings that slow each other, or NUMA latency.
+";
+        assert!(text.ends_with(expected), "{text}");
+        assert!(text.contains("kernel 7.2.13"), "{text}");
+    }
+
+    #[test]
+    fn timed_operations_have_a_table_of_their_own() {
+        let cell = example();
+        let text = latency_rows(&result(&cell, Some(100.0)));
+        assert_eq!(
+            text,
+            "| lock-2x2 | stock | vm1 | 5 (5..5) | 150 (200..100) |\n"
+        );
+    }
+
+    #[test]
+    fn without_results_the_file_says_so() {
+        let matrix = Matrix {
+            cells: vec![example()],
+        };
+        let text = markdown(&matrix, &[]);
+        assert!(text.contains("Nothing is measured yet."), "{text}");
+    }
+
+    #[test]
+    fn of_two_results_of_a_cell_that_with_more_schedulers_is_shown() {
+        let cell = example();
+        let usual = result(&cell, None);
+        let mut each = usual.clone();
+        each.runs
+            .push(run("Cohort without heir", 1, [1.0, 1.0], None));
+        let results = [each.clone(), usual];
+        assert_eq!(best_result(&cell, &results), Some(&each));
+    }
+}
