@@ -30,8 +30,10 @@ check: setup ## formatting and lints
 	clang-format-19 --dry-run --Werror $(C_FILES)
 	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
 
-demo: build ## two VMs on two CPUs, stock and Cohort in turns, live; in the lab
-	@$(LAB) boot --dilation 20 --timeout-s 1200 -- lab inside demo
+demo: build ## three VMs on four CPUs, drawn and measured under the stock scheduler and under Cohort; in the lab
+	@if [ -t 1 ]; then color=--color; fi; \
+	$(LAB) boot --cpus 4 --timeout-s 1200 --out out/demo -- lab inside demo --svg /out/demo.svg $$color && \
+	echo "The drawings as a picture: out/demo/demo.svg"
 
 bench: build ## the matrix of lab/matrix.toml: VMs' progress under the stock scheduler and under Cohort; in the lab. CASE=NAME: one cell; CASE=export: a scrape of 1,000 VMs, here
 	@if [ "$(CASE)" = export ]; then exec $(CARGO) bench --locked --quiet -p cohort --bench export; fi; \

@@ -415,11 +415,6 @@ impl BootedGuest {
         Ok(self.exit_status()?.is_none())
     }
 
-    /// Thread ids of its vCPUs in their order; empty before `wait_until_counting`.
-    pub fn vcpu_tids(&self) -> &[u32] {
-        &self.vcpu_tids
-    }
-
     /// CPU time of each vCPU's thread so far, nanoseconds; that of a running one counts from its last tick.
     ///
     /// # Errors
@@ -501,6 +496,11 @@ impl Subject for BootedGuest {
 
     fn cgroup(&self) -> &Cgroup {
         &self.cgroup
+    }
+
+    /// None before `wait_until_counting`.
+    fn vcpu_tids(&self) -> Vec<u32> {
+        self.vcpu_tids.clone()
     }
 
     fn ensure_alive(&mut self) -> Result<()> {

@@ -18,10 +18,11 @@ use cohort::metrics::MechanismStats;
 use cohort_micro::calibrate;
 
 use super::booted::{GuestSpec, Workload as BootedWorkload, start_all};
+use super::drawing::{self, Timeline, Vm};
 use super::hostwork::{HostWork, Program};
 use super::info::LabInfo;
 use super::micro::MicroGuest;
-use super::windows::{DoneAlone, LOGS, Subject, Timing, measure, measure_alone};
+use super::windows::{DoneAlone, LOGS, Subject, Timing, look_at, measure, measure_alone};
 use super::{process, programs};
 use crate::cell::{Alone, Cell, CellResult, Guests, Member, Party, Run, STOCK, Variant, Workload};
 
@@ -49,7 +50,7 @@ pub fn run(lab: &LabInfo, cell: &Cell, each_mechanism: bool) -> Result<()> {
 }
 
 /// A cell whose members are started.
-struct Bench<'a> {
+pub(super) struct Bench<'a> {
     lab: &'a LabInfo,
     cell: &'a Cell,
     members: Vec<Member>,
@@ -60,7 +61,7 @@ struct Bench<'a> {
 
 impl<'a> Bench<'a> {
     /// Starts all members, one after the other, and freezes each when it counts.
-    fn start(lab: &'a LabInfo, cell: &'a Cell) -> Result<Self> {
+    pub(super) fn start(lab: &'a LabInfo, cell: &'a Cell) -> Result<Self> {
         let program = Program::unpack()?;
         let starter = Starter {
             lab,
@@ -107,7 +108,7 @@ impl<'a> Bench<'a> {
     }
 
     /// What the first of each kind does alone.
-    fn measure_each_kind(&mut self) -> Result<Vec<Alone>> {
+    pub(super) fn measure_each_kind(&mut self) -> Result<Vec<Alone>> {
         let timing = self.timing();
         let mut measured = Vec::new();
         for index in 0..self.members.len() {
@@ -137,7 +138,7 @@ impl<'a> Bench<'a> {
     }
 
     /// A window from each seed, under whatever schedules now.
-    fn measure_all(&mut self, scheduler: &str, alone: &[Alone]) -> Result<Vec<Run>> {
+    pub(super) fn measure_all(&mut self, scheduler: &str, alone: &[Alone]) -> Result<Vec<Run>> {
         let alone = self.alone_of_each(alone)?;
         (1..=self.cell.seeds)
             .map(|seed| {
@@ -171,6 +172,19 @@ impl<'a> Bench<'a> {
             latencies: done.into_iter().map(|done| done.latency).collect(),
             rates,
         })
+    }
+
+    /// Who runs where for `length`, from the first seed, under whatever schedules now.
+    pub(super) fn draw(&self, title: &str, length: Duration) -> Result<Timeline> {
+        let vms = || {
+            self.subjects.iter().map(|subject| Vm {
+                name: subject.name().to_owned(),
+                vcpu_tids: subject.vcpu_tids(),
+            })
+        };
+        let cpus = &self.lab.guest_cpus;
+        let record = || drawing::record(title, cpus, vms().collect(), length);
+        look_at(&self.subjects, cpus, 1, self.timing().settle, record)
     }
 
     /// What each member does alone, by that of the first of its kind.

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use super::booted::CounterPlace;
 use super::info::LabInfo;
-use super::{demo, drawing, process};
+use super::{demo, process};
 use crate::cell::Cell;
 use anyhow::{Context, Result};
 use clap::Subcommand;
@@ -20,14 +20,8 @@ pub enum Command {
         #[arg(long)]
         each_mechanism: bool,
     },
-    /// Show two VMs in a ticket lock under the stock scheduler and under Cohort, in turn
-    Demo {
-        /// Compare the stock scheduler with itself instead of Cohort, to see what noise does
-        #[arg(long)]
-        stock_only: bool,
-    },
-    /// Draw which VM runs on which CPU when: three micro guests in locks, under the scheduler that runs and under Cohort
-    Draw(drawing::command::Options),
+    /// Draw and measure three VMs in locks under the stock scheduler, then under Cohort
+    Demo(demo::Options),
     /// Print how many operations booted guests have done together so far
     Operations {
         /// Where each of them counts: ADDRESS@FILE, an address in the file that is its memory
@@ -60,10 +54,7 @@ pub fn run(command: &Command) -> Result<()> {
             let cell: Cell = serde_json::from_str(cell).context("That is no cell")?;
             super::cell::run(&enter_lab()?, &cell, *each_mechanism)
         }
-        Command::Demo { stock_only } => {
-            demo::run(&enter_lab()?, if *stock_only { "stock" } else { "cohort" })
-        }
-        Command::Draw(options) => drawing::command::run(&enter_lab()?, options),
+        Command::Demo(options) => demo::run(&enter_lab()?, options),
         Command::Operations { places } => {
             let operations = places.iter().map(CounterPlace::operations);
             println!("{}", operations.sum::<Result<u64>>()?);

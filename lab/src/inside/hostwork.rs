@@ -148,6 +148,10 @@ impl Subject for HostWork {
         &self.cgroup
     }
 
+    fn vcpu_tids(&self) -> Vec<u32> {
+        Vec::new()
+    }
+
     fn ensure_alive(&mut self) -> Result<()> {
         let status = self.process.try_wait()?;
         ensure!(status.is_none(), "{} ended ({status:?})", self.name());

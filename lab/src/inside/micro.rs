@@ -63,12 +63,6 @@ impl MicroGuest {
     pub fn cgroup(&self) -> &Cgroup {
         &self.cgroup
     }
-
-    /// Thread ids of its vCPUs in their order.
-    pub fn vcpu_tids(&self) -> Vec<u32> {
-        let vcpus = self.micro.state.vcpus();
-        vcpus.map(|vcpu| vcpu.tid as u32).collect()
-    }
 }
 
 impl Subject for MicroGuest {
@@ -90,6 +84,11 @@ impl Subject for MicroGuest {
 
     fn cgroup(&self) -> &Cgroup {
         &self.cgroup
+    }
+
+    fn vcpu_tids(&self) -> Vec<u32> {
+        let vcpus = self.micro.state.vcpus();
+        vcpus.map(|vcpu| vcpu.tid as u32).collect()
     }
 
     fn ensure_alive(&mut self) -> Result<()> {

@@ -40,6 +40,8 @@ pub trait Subject {
     fn latency_unit_ns(&self) -> f64;
     /// The cgroup that it is alone in.
     fn cgroup(&self) -> &Cgroup;
+    /// Thread ids of its vCPUs in their order; none of what is no VM.
+    fn vcpu_tids(&self) -> Vec<u32>;
     /// Checks that it still runs.
     ///
     /// # Errors
@@ -118,6 +120,26 @@ pub fn measure_alone(subject: &mut Box<dyn Subject>, timing: Timing) -> Result<D
         done,
         cpus: used_us as f64 / 1e6 / seconds,
     })
+}
+
+/// Looks at `subjects` while they run side by side, `settle` after the last of them began; all are frozen before and after.
+///
+/// # Errors
+/// That of `look`, or when they cannot be thawed or frozen.
+pub fn look_at<T>(
+    subjects: &[Box<dyn Subject>],
+    cpus: &[u32],
+    seed: u64,
+    settle: Duration,
+    look: impl FnOnce() -> Result<T>,
+) -> Result<T> {
+    begin(subjects, cpus, seed)?;
+    sleep(settle);
+    let seen = look();
+    let frozen = freeze(subjects);
+    let seen = seen?;
+    frozen?;
+    Ok(seen)
 }
 
 /// Stops all where they are.
@@ -292,6 +314,9 @@ mod tests {
         }
         fn cgroup(&self) -> &Cgroup {
             unreachable!("a reading needs no cgroup")
+        }
+        fn vcpu_tids(&self) -> Vec<u32> {
+            Vec::new()
         }
         fn ensure_alive(&mut self) -> Result<()> {
             Ok(())

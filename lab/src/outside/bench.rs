@@ -270,7 +270,7 @@ impl Job<'_> {
         let lab = std::env::current_exe().context("The lab cannot find its own program file.")?;
         let mut command = Command::new(lab);
         command
-            .args(["boot", "--machine", "exact"])
+            .arg("boot")
             .args(["--cpus", &cell.cpus.to_string()])
             .args(["--sockets", &cell.sockets.to_string()])
             .args(["--timeout-s", &TIMEOUT_S.to_string()])

@@ -2,8 +2,7 @@
 //! Who runs where: the context switches of a stretch of lab time, recorded by the kernel and drawn, time across and CPUs
 //! down, in the terminal or as a picture. Not for how much anyone does meanwhile (`windows`).
 //!
-//! `trace` records and parses, `timeline` is what is known then, `text` and `svg` draw that, `command` is `lab inside draw`.
-pub mod command;
+//! `trace` records and parses, `timeline` is what is known then, `text` and `svg` draw that.
 mod palette;
 mod svg;
 mod text;
