@@ -33,7 +33,7 @@ use crate::outside::machine::Kind;
 
 const QEMU: &str = "/usr/bin/qemu-system-x86_64";
 /// The guests' kernel.
-pub const KERNEL: &str = "/cohort/guest/vmlinuz";
+pub const KERNEL: &str = "/cohort/guest/vmlinux";
 /// The guests' initrd, which runs the workload that the kernel's command line names.
 pub const INITRD: &str = "/cohort/guest/initrd";
 /// A tmpfs: guest memory on anything else would be written to a disk.

@@ -35,9 +35,9 @@ pub const EXIT_NOT_STARTED: u8 = 125;
 /// Exit code of `lab` after SIGINT, SIGTERM or SIGHUP.
 pub const EXIT_INTERRUPTED: u8 = 130;
 
-/// How long L1 may take to start the command, and how much longer for each CPU.
-const BOOT_LIMIT: Duration = Duration::from_secs(120);
-const BOOT_LIMIT_PER_CPU: Duration = Duration::from_secs(5);
+/// How long L1 may take to start the command: several times what it needs where other programs take most of this machine.
+const BOOT_LIMIT: Duration = Duration::from_secs(300);
+const BOOT_LIMIT_PER_CPU: Duration = Duration::from_secs(20);
 
 /// How long L1 has to hand over /out after it was told to stop. Guests that still run slow an emulated one down.
 const STOP_LIMIT: Duration = Duration::from_secs(60);

@@ -120,7 +120,7 @@ impl Payload<'_> {
     }
 
     fn pack_guest(&self, archive: &mut Initrd) -> Result<()> {
-        archive.copy("layer/cohort/guest/vmlinuz", 0o644, &self.kernel.vmlinuz)?;
+        archive.copy("layer/cohort/guest/vmlinux", 0o644, &self.kernel.vmlinux)?;
         let initrd = self.run_folder.join("guest-initrd");
         let modules = self.with_guest_image.then_some(&*self.kernel.modules);
         crate::guest::build_initrd(&self.busybox(), modules, &initrd)?;

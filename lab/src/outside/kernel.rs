@@ -66,8 +66,8 @@ struct Catalogue {
 pub struct Kernel {
     /// What it is and what its BTF is like.
     pub judged: Judged,
-    /// The bzImage.
-    pub vmlinuz: PathBuf,
+    /// The kernel, unpacked: an ELF file.
+    pub vmlinux: PathBuf,
     /// Its build configuration.
     pub config: PathBuf,
     /// Folder with L1's modules, as /lib/modules/RELEASE.
@@ -203,11 +203,23 @@ impl<'a> Kernels<'a> {
             modules::list_hash()
         ));
         let kernel = Kernel {
-            vmlinuz: dir.join("vmlinuz"),
+            vmlinux: dir.join("vmlinux"),
             config: dir.join("config"),
             modules,
             judged,
         };
+        if !kernel.vmlinux.exists() {
+            let lock = self.cache.lock()?;
+            if !kernel.vmlinux.exists() {
+                let work = lock.work_dir("vmlinux")?;
+                extract_vmlinux(
+                    &dir.join("vmlinuz"),
+                    work.path(),
+                    &work.path().join("vmlinux"),
+                )?;
+                work.publish("vmlinux", &kernel.vmlinux)?;
+            }
+        }
         if !kernel.modules.exists() {
             let lock = self.cache.lock()?;
             if !kernel.modules.exists() {

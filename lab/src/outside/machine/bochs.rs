@@ -10,13 +10,13 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, bail};
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use nix::pty::openpty;
 use nix::unistd::ttyname;
 use sha2::{Digest, Sha256};
 
-use super::direct_load::{self, ROM_ADDRESS};
+use super::direct_load::{INITRD, Load, ROM_ADDRESS};
 use super::{Devices, Machine, Media, Running, inherited, spawn};
 use crate::outside::cache::{Cache, CacheLock, WorkDir};
 use crate::outside::mirror::{Mirror, Suite};
@@ -127,23 +127,17 @@ impl Bochs {
     /// # Errors
     /// When the kernel does not fit or Bochs cannot be started.
     pub(super) fn start(&self, machine: &Machine<'_>, media: &Media<'_>) -> Result<Running> {
-        let vmlinuz = &machine.kernel.vmlinuz;
-        let vmlinuz =
-            fs::read(vmlinuz).with_context(|| format!("{} cannot be read.", vmlinuz.display()))?;
-        let initrd_bytes = media
-            .initrd
-            .metadata()
-            .context("The initrd is gone.")?
-            .len();
+        let vmlinux = &machine.kernel.vmlinux;
+        let vmlinux =
+            fs::read(vmlinux).with_context(|| format!("{} cannot be read.", vmlinux.display()))?;
+        let initrd_bytes = media.initrd.metadata();
+        let initrd_bytes = initrd_bytes.context("The initrd is gone.")?.len();
         let parameters = machine.kernel_parameters();
-        let (pieces, initrd_address) = direct_load::pieces(&vmlinuz, &parameters, initrd_bytes)?;
-        ensure!(
-            initrd_address + initrd_bytes < u64::from(machine.memory_mib) << 20,
-            "--memory-mib {} is too little: the initrd does not fit.",
-            machine.memory_mib
-        );
-        let rom = memory_file(&direct_load::option_rom())?;
-        let ram: Vec<(u64, File)> = pieces
+        let memory_bytes = u64::from(machine.memory_mib) << 20;
+        let load = Load::new(&vmlinux, &parameters, initrd_bytes, memory_bytes)?;
+        let rom = memory_file(&load.rom)?;
+        let ram: Vec<(u32, File)> = load
+            .pieces
             .iter()
             .map(|piece| Ok((piece.address, memory_file(&piece.content)?)))
             .collect::<Result<_>>()?;
@@ -156,7 +150,7 @@ impl Bochs {
             file(&rom)
         ));
         let images = ram.iter().map(|(address, image)| (*address, image));
-        let images = images.chain([(initrd_address, media.initrd)]);
+        let images = images.chain([(INITRD, media.initrd)]);
         for (number, (address, image)) in (1..).zip(images) {
             let image = file(image);
             settings.push(format!(

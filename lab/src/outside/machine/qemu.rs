@@ -68,7 +68,7 @@ fn set_machine(command: &mut Command, machine: &Machine<'_>, media: &Media<'_>) 
         .arg("-smp")
         .arg(format!("{},{topology}", topology.cpus()));
     command.arg("-m").arg(format!("{}M", machine.memory_mib));
-    command.arg("-kernel").arg(&machine.kernel.vmlinuz);
+    command.arg("-kernel").arg(&machine.kernel.vmlinux);
     let initrd = inherited(media.initrd.as_raw_fd());
     command.arg("-initrd").arg(initrd);
     command.arg("-append").arg(machine.kernel_parameters());
