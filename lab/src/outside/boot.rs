@@ -20,7 +20,7 @@ use super::image::{self, Image};
 use super::initrd::Payload;
 use super::kernel::Kernels;
 use super::machine::bochs::{Bochs, CYLINDER_BYTES};
-use super::machine::{Kind, Machine, Media, Running, Topology};
+use super::machine::{GUEST_IMAGE, Kind, Machine, Media, Running, Topology};
 use super::memory_file;
 use super::others::{OtherLoad, Watch};
 use super::tool::{self, Interrupted, io_sentence};
@@ -86,7 +86,7 @@ pub struct Options {
     #[arg(long)]
     cpus: Option<u32>,
     /// Memory of L1 in MiB
-    #[arg(long, default_value_t = 4096)]
+    #[arg(long, default_value_t = 2048)]
     memory_mib: u32,
     /// Sockets of L1, each with its own last-level cache
     #[arg(long)]
@@ -244,7 +244,7 @@ fn describe(machine: &Machine<'_>, seed: u64) -> Result<String> {
             .filter(|cpu| !housekeeping_cpus.contains(cpu))
             .collect(),
         housekeeping_cpus,
-        guest_image: machine.guest_image_device().map(PathBuf::from),
+        guest_image: machine.guest_image.map(|_| GUEST_IMAGE.into()),
         seed,
     };
     serde_json::to_string_pretty(&description).context("The lab cannot be described.")

@@ -13,14 +13,28 @@ modules=/layer/usr/lib/modules/$(uname -r)
 while read -r module; do
 	insmod "$modules/$module"
 done <"$modules/load-order"
-# lab_root and the names that stage2.sh uses are from the kernel's command line (machine/mod.rs).
-looks=0
-until [ -b "$lab_root" ]; do
-	looks=$((looks + 1))
-	[ $looks -lt 500 ]
-	sleep 0.01
-done
-mount -t erofs -o ro "$lab_root" /image
+# The device of a name from the kernel's command line (machine/mod.rs): a path, or the place of a disk of whose names the
+# order is chance.
+device() {
+	case $1 in
+	scsi:*) echo /dev/$(ls "/sys/bus/scsi/devices/${1#scsi:}/block") ;;
+	*) echo "$1" ;;
+	esac
+}
+# Waits until the device of a name is there, and calls it $2.
+link() {
+	looks=0
+	until [ -b "$(device "$1" 2>/dev/null)" ]; do
+		looks=$((looks + 1))
+		[ $looks -lt 500 ]
+		sleep 0.01
+	done
+	ln -s "$(device "$1")" "$2"
+}
+link "$lab_root" /dev/lab-root
+link "$lab_out" /dev/lab-out
+[ -z "$lab_guest_image" ] || link "$lab_guest_image" /dev/lab-guest-image
+mount -t erofs -o ro /dev/lab-root /image
 mount -t tmpfs -o mode=0755,size=75% tmpfs /rw
 mkdir /rw/upper /rw/work
 mount -t overlay -o lowerdir=/layer:/image,upperdir=/rw/upper,workdir=/rw/work overlay /new

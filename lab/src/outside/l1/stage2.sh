@@ -77,8 +77,8 @@ command=$!
 wait $command
 code=$?
 dmesg >/out/dmesg
-tar -C /out -cf "$lab_out" .
-sync "$lab_out"
+tar -C /out -cf /dev/lab-out .
+sync /dev/lab-out
 set_up_serial "$stdout"
 echo "exit $code" >&3
 # The lab ends the machine when it reads the line above.

@@ -215,6 +215,9 @@ pub struct Running {
     pub far_end: Option<File>,
 }
 
+/// Where L1 has the guests' image, if it is attached: a link that its init makes.
+pub const GUEST_IMAGE: &str = "/dev/lab-guest-image";
+
 /// Names of L1's devices, by which its init finds them.
 struct Devices {
     root: &'static str,
@@ -242,11 +245,6 @@ impl Machine<'_> {
             Some(bochs) => format!("Bochs {}", bochs.version),
             None => format!("QEMU {}", self.image.qemu_version),
         }
-    }
-
-    /// Where L1 finds the guests' image, if it is attached.
-    pub fn guest_image_device(&self) -> Option<&'static str> {
-        self.guest_image.map(|_| self.devices().guest_image)
     }
 
     fn devices(&self) -> Devices {
@@ -285,6 +283,9 @@ impl Machine<'_> {
             " lab_root={} lab_out={} lab_stdout={} lab_control={}",
             devices.root, devices.out, devices.stdout, devices.control
         );
+        if self.guest_image.is_some() {
+            parameters += &format!(" lab_guest_image={}", devices.guest_image);
+        }
         if !self.append.is_empty() {
             parameters.push(' ');
             parameters.push_str(self.append);
