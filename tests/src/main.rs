@@ -13,6 +13,7 @@ mod load;
 mod observe;
 mod shares;
 mod soak;
+mod time;
 mod yields;
 
 use clap::{Parser, ValueEnum};
@@ -55,6 +56,10 @@ enum Suite {
     Compare,
     /// `cohort export`, scraped by Prometheus; undilated
     Export,
+    /// The exact machine's model of time: `lab boot --machine exact --cpus 9`
+    Time,
+    /// Prints what guests did to the ns: the same from the same seed; tests/repeats compares
+    Repeats,
     /// VMs come and go, for as long as COHORT_SOAK_MINUTES say, 30 without; undilated
     Soak,
     /// Cohort takes over and leaves, again and again; undilated
@@ -81,6 +86,8 @@ fn main() {
         Suite::Against => against::TESTS,
         Suite::Compare => compare::TESTS,
         Suite::Export => export::TESTS,
+        Suite::Time => time::TESTS,
+        Suite::Repeats => time::REPEATS,
         Suite::Soak => soak::TESTS,
         Suite::Entering => faults::ENTERING,
         Suite::Faults => faults::TESTS,

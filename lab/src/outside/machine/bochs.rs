@@ -42,7 +42,7 @@ macro_rules! patch {
 }
 
 /// What is changed in Bochs: file name and content, in the order in which they are applied.
-const PATCHES: [(&str, &str); 9] = [
+const PATCHES: [(&str, &str); 11] = [
     patch!("0001-exact-time.patch"),
     patch!("0002-rip-after-exceptions.patch"),
     patch!("0003-costs.patch"),
@@ -52,6 +52,8 @@ const PATCHES: [(&str, &str); 9] = [
     patch!("0007-limits.patch"),
     patch!("0008-ram-images.patch"),
     patch!("0009-serial-output.patch"),
+    patch!("0010-topology.patch"),
+    patch!("0011-random.patch"),
 ];
 
 /// Several CPUs, SVM, VMX, and all that makes it quick; no window, no debugger.
@@ -79,9 +81,9 @@ const CONFIGURE: [&str; 18] = [
 /// Ticks that a CPU runs before the next one's turn: how far apart the clocks of two CPUs can be.
 const QUANTUM_TICKS: u32 = 32;
 /// Ticks per second of L1's time.
-const TICKS_PER_S: u32 = 1_000_000_000;
+pub const TICKS_PER_S: u32 = 1_000_000_000;
 /// L1's clock at the start of every run, Unix time; a constant, as runs differ else.
-const START_UNIX_S: u32 = 1_767_225_600;
+pub const START_UNIX_S: u32 = 1_767_225_600;
 /// Bochs keeps no more of L1's memory in ours; what is touched beyond goes to a temporary file and back.
 const MOST_IN_MEMORY_MIB: u32 = 2048;
 /// Bochs' disks are whole cylinders of 16 heads and 63 sectors of 512 bytes.
@@ -219,6 +221,8 @@ fn hardware(machine: &Machine<'_>) -> Vec<String> {
             topology.sockets, topology.cores, topology.threads
         ),
         format!("clock: sync=none, time0={START_UNIX_S}"),
+        // Else the picture, which nobody sees, is renewed by our clock, and that shifts the rounds of CPUs.
+        "vga: realtime=0".into(),
         "pci: enabled=1, chipset=i440fx".into(),
         // Its firmware looks long for disks that are not there.
         format!(
