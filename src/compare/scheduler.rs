@@ -21,7 +21,7 @@ use crate::host::paths::Host;
 use crate::host::preflight;
 use crate::wait::wait_for;
 
-/// Where three emulated hosts shared two CPUs, it took Cohort more than half a minute to be verified.
+/// An emulated host takes more than half a minute to verify Cohort.
 const START_TIMEOUT: Duration = Duration::from_secs(90);
 const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 

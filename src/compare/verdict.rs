@@ -118,7 +118,7 @@ mod tests {
         assert_eq!(verdict(&steady), Verdict::Same);
     }
 
-    /// Windows of the stock scheduler, in the order in which they ran in the lab (dilation 4, two busy VMs of two vCPUs and
+    /// Windows of the stock scheduler, in the order in which they ran in an emulated lab (two busy VMs of two vCPUs and
     /// two in a lock, on two CPUs): numbers that nothing changed but noise.
     const STOCK_WINDOWS: &str = include_str!("stock_windows.json");
 

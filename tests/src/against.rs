@@ -208,7 +208,6 @@ fn wakes_beside_a_busy_sibling() -> Result<()> {
         Guest::busy("busy0", 2)?,
         Guest::busy("busy1", 2)?,
     ];
-    // What the machine takes from the emulator is among the longest hundredth, and may go to one VM's cost.
     let [stock, cohort] = compare()?;
     let shares = shares_in(&cohort, &guests)?;
     println!("    shares under cohort: {shares:.3?}");

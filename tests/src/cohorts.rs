@@ -56,8 +56,7 @@ pub const TESTS: &[Test] = &[
     ),
 ];
 
-/// How long the longest wait is, and how far vCPUs drift apart: for a lab in which a moment that the machine takes from the
-/// emulator, and which is charged to whoever ran, is short.
+/// How long the longest wait is, and how far vCPUs drift apart.
 pub const WAITS: &[Test] = &[
     (
         "the_vcpus_of_a_vm_wider_than_its_cpus_do_not_drift_apart",
@@ -168,8 +167,8 @@ fn open_for_all(guests: &[Guest], wait: &[bool], most: f64) -> Result<()> {
             vm.sync_rate,
             if *waits { "no" } else { "a" }
         );
-        // A third of 3 s in turns of 4 ms would be 250.
-        ensure!(vm.windows > 100, "it had only {} windows", vm.windows);
+        // A third of a second in turns of 4 ms would be 83; six VMs on four CPUs have half of them each.
+        ensure!(vm.windows > 60, "it had only {} windows", vm.windows);
         ensure!(
             !waits || (vm.windows_partial as f64) < 2.0 * most * vm.windows as f64,
             "in {} of {} windows not all vCPUs ran",
@@ -215,7 +214,7 @@ fn halts_in_windows() -> Result<()> {
             "    {} of them narrow; IPIs {}, to a vCPU that waited for a CPU {}",
             vm.windows_narrow, vm.ipis, vm.ipis_to_ready
         );
-        ensure!(vm.windows > 100, "it had only {} windows", vm.windows);
+        ensure!(vm.windows > 60, "it had only {} windows", vm.windows);
         ensure!(
             vm.windows_narrow as f64 <= NARROW * vm.windows as f64,
             "{} of {} windows had too few CPUs",
@@ -359,7 +358,7 @@ fn four_cpus() -> Result<()> {
     let cpus = lab()?.guest_cpus.len();
     ensure!(
         cpus == 4,
-        "guests have {cpus} CPUs here; boot with --cpus 5"
+        "guests have {cpus} CPUs here; boot with --cpus 4"
     );
     Ok(())
 }
@@ -632,7 +631,7 @@ fn exceptions() -> Result<()> {
     print("always", &calm);
     print("never", &pair);
     ensure!(
-        calm.cohort == 1 && calm.sync_rate < 50 && calm.windows > 100,
+        calm.cohort == 1 && calm.sync_rate < 50 && calm.windows > 60,
         "a VM that is to be a cohort always is none"
     );
     ensure!(

@@ -34,37 +34,37 @@ struct Cli {
 enum Suite {
     /// Cohort loads on this kernel, recognises a VM and leaves; needs no time
     Load,
-    /// Who gets how much CPU time; wants a dilated lab
+    /// Who gets how much CPU time
     Shares,
     /// The same on a host with two last-level caches: `lab boot --cpus 4 --sockets 2`
     Domains,
-    /// Directed yields reach their target; wants a dilated lab
+    /// Directed yields reach their target
     Yields,
-    /// VMs whose vCPUs wait for each other run together; wants a dilated lab
+    /// VMs whose vCPUs wait for each other run together
     Cohorts,
-    /// The same with four CPUs for guests: `lab boot --cpus 5`
+    /// The same with four CPUs for guests: `lab boot --cpus 4`
     FourCpus,
-    /// No vCPU waits for too long, or gets too far ahead; wants a lab dilated by 20
+    /// No vCPU waits for too long, or gets too far ahead
     Waits,
-    /// What the observer shows is true; wants a dilated lab
+    /// What the observer shows is true
     Observe,
-    /// VMs as libvirt makes them; undilated, as they boot
+    /// VMs as libvirt makes them; needs no time
     Libvirt,
-    /// Better than the stock scheduler, side by side; wants a dilated lab
+    /// Better than the stock scheduler, side by side
     Against,
-    /// `cohort compare` on guests that run; undilated
+    /// `cohort compare` on guests that run; needs no time
     Compare,
-    /// `cohort export`, scraped by Prometheus; undilated
+    /// `cohort export`, scraped by Prometheus; needs no time
     Export,
     /// The exact machine's model of time: `lab boot --machine exact --cpus 9`
     Time,
     /// Prints what guests did to the ns: the same from the same seed; tests/repeats compares
     Repeats,
-    /// VMs come and go, for as long as COHORT_SOAK_MINUTES say, 30 without; undilated
+    /// VMs come and go, for as long as COHORT_SOAK_MINUTES say, 30 without; needs no time
     Soak,
-    /// Cohort takes over and leaves, again and again; undilated
+    /// Cohort takes over and leaves, again and again; needs no time
     Entering,
-    /// Nothing that happens to the host or its guests stops it; undilated
+    /// Nothing that happens to the host or its guests stops it; needs no time
     Faults,
 }
 

@@ -363,7 +363,6 @@ fn ipi_to_run() -> Result<()> {
         sleep(Duration::from_millis(200));
         let (begin, first_stamp) = (Instant::now(), state.vcpu(0).last_stamp);
         sleep(Duration::from_secs(seconds));
-        // What KVM says of the guest's clock is not the lab's time, where that is dilated.
         let ticks_per_ms = (state.vcpu(0).last_stamp - first_stamp) as f64
             / begin.elapsed().as_secs_f64()
             / 1000.0;
@@ -381,7 +380,6 @@ fn ipi_to_run() -> Result<()> {
 
     let beside = Guest::start_on(&busy("beside", 1), &cpus[1..])?;
     beside.cgroup().set_weight(400)?;
-    // An emulated CPU may stand still between the stamp and the IPI, or before the handler.
     let watch = Watch::begin(1, 2 * WINDOW_S)?;
     let (ticks, count, ticks_per_ms) = send(6)?;
     let view = watch.window()?;
@@ -440,7 +438,7 @@ fn entitlements() -> Result<()> {
 
 /// While VMs do what makes the observer work hardest: how often each of its programs runs, of how many instructions it is
 /// (it has hardly a loop, so no run executes more, but for the kernel's functions that it calls), and how long the kernel
-/// says that it takes, in the time of emulated CPUs.
+/// says that it takes: on the exact machine 1 ns per instruction.
 fn accounted_for() -> Result<()> {
     const MOST_PCT: f64 = 5.0;
     let _counted = Setting::set(COUNTING, "1")?;
