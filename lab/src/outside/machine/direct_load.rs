@@ -276,7 +276,7 @@ mod tests {
         let [_, info] = load("a=b", 2 * GIB).unwrap().pieces;
         let place = |address: u64| (address - u64::from(info.address)) as usize;
         let module = place(word(&info.content, 16));
-        assert_eq!(word(&info.content, module), INITRD.into());
+        assert_eq!(word(&info.content, module), u64::from(INITRD));
         assert_eq!(word(&info.content, module + 8), 0x1234);
         let command_line = place(word(&info.content, 24));
         assert_eq!(&info.content[command_line..], b"a=b\0");
