@@ -42,7 +42,7 @@ macro_rules! patch {
 }
 
 /// What is changed in Bochs: file name and content, in the order in which they are applied.
-const PATCHES: [(&str, &str); 11] = [
+const PATCHES: [(&str, &str); 12] = [
     patch!("0001-exact-time.patch"),
     patch!("0002-rip-after-exceptions.patch"),
     patch!("0003-costs.patch"),
@@ -54,6 +54,7 @@ const PATCHES: [(&str, &str); 11] = [
     patch!("0009-serial-output.patch"),
     patch!("0010-topology.patch"),
     patch!("0011-random.patch"),
+    patch!("0012-no-real-time.patch"),
 ];
 
 /// Several CPUs, SVM, VMX, and all that makes it quick; no window, no debugger.
@@ -221,8 +222,6 @@ fn hardware(machine: &Machine<'_>) -> Vec<String> {
             topology.sockets, topology.cores, topology.threads
         ),
         format!("clock: sync=none, time0={START_UNIX_S}"),
-        // Else the picture, which nobody sees, is renewed by our clock, and that shifts the rounds of CPUs.
-        "vga: realtime=0".into(),
         "pci: enabled=1, chipset=i440fx".into(),
         // Its firmware looks long for disks that are not there.
         format!(
