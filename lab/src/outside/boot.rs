@@ -85,9 +85,9 @@ pub struct Options {
     /// CPUs of L1 [default: 2; 3 on the fast machine, where the first is not for guests]
     #[arg(long)]
     cpus: Option<u32>,
-    /// Memory of L1 in MiB
-    #[arg(long, default_value_t = 2048)]
-    memory_mib: u32,
+    /// Memory of L1 in MiB [default: 4096; 2048 on the exact machine, which has no more of it in ours]
+    #[arg(long)]
+    memory_mib: Option<u32>,
     /// Sockets of L1, each with its own last-level cache
     #[arg(long)]
     sockets: Option<u32>,
@@ -164,7 +164,7 @@ pub fn boot(options: &Options) -> Result<u8> {
         image: &image,
         kernel: &kernel,
         topology,
-        memory_mib: options.memory_mib,
+        memory_mib: options.memory_mib.unwrap_or(kind.default_memory_mib()),
         guest_image: guest_image.as_deref(),
         append: &options.append,
     };

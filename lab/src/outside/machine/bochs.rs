@@ -86,7 +86,7 @@ pub const TICKS_PER_S: u32 = 1_000_000_000;
 /// L1's clock at the start of every run, Unix time; a constant, as runs differ else.
 pub const START_UNIX_S: u32 = 1_767_225_600;
 /// Bochs keeps no more of L1's memory in ours; what is touched beyond goes to a temporary file and back.
-const MOST_IN_MEMORY_MIB: u32 = 2048;
+pub const MOST_IN_MEMORY_MIB: u32 = 2048;
 /// Bochs' disks are whole cylinders of 16 heads and 63 sectors of 512 bytes.
 pub const CYLINDER_BYTES: u64 = 16 * 63 * 512;
 

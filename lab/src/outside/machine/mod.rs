@@ -65,6 +65,14 @@ impl Kind {
         }
     }
 
+    /// Memory where nobody says how much, MiB.
+    pub fn default_memory_mib(self) -> u32 {
+        match self {
+            Self::Exact => bochs::MOST_IN_MEMORY_MIB,
+            Self::Fast | Self::Hardware => 4096,
+        }
+    }
+
     /// CPUs on which no guest may run. QEMU's emulation loses virtualisation state of CPU 0 when other CPUs switch tasks
     /// (cpu_clear_ignne() in its target/i386/tcg/system/fpu_helper.c changes CPU 0's flags without a lock).
     pub fn housekeeping_cpus(self) -> Vec<u32> {
