@@ -323,6 +323,8 @@ fn switched_often() -> Result<()> {
     let on = windows_in_a_second()?;
     set(&["cohorts=off"])?;
     let off = windows_in_a_second()?;
+    // For the next test, which may have the same Cohort.
+    set(&["cohorts=on"])?;
     stop_cohort(cohort)?;
     println!(
         "    switched {times} times: shares {shares:.4?}; windows in a second: on {on}, off {off}"
