@@ -36,7 +36,7 @@ enum Suite {
     Load,
     /// Who gets how much CPU time
     Shares,
-    /// The same on a host with two last-level caches: `lab boot --cpus 4 --sockets 2`
+    /// The same on a host with two last-level caches: `lab boot --cpus 4 --sockets 2 --housekeeping 1`
     Domains,
     /// Directed yields reach their target
     Yields,

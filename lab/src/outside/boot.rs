@@ -11,7 +11,7 @@ use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
 
 use super::cache::Cache;
@@ -85,6 +85,9 @@ pub struct Options {
     /// CPUs of L1 [default: 2; 3 on the fast machine, where the first is not for guests]
     #[arg(long)]
     cpus: Option<u32>,
+    /// CPUs of L1, the first ones, on which no guest runs [default: 0; 1 on the fast machine, which needs it]
+    #[arg(long, value_name = "N")]
+    housekeeping: Option<u32>,
     /// Memory of L1 in MiB [default: 4096; 2048 on the exact machine, which has no more of it in ours]
     #[arg(long)]
     memory_mib: Option<u32>,
@@ -168,7 +171,7 @@ pub fn boot(options: &Options) -> Result<u8> {
         guest_image: guest_image.as_deref(),
         append: &options.append,
     };
-    let description = describe(&machine, options.seed)?;
+    let description = describe(&machine, options)?;
     let mut attempt = 1;
     loop {
         let folder = RunFolder::create(options.out.as_deref())?;
@@ -230,9 +233,14 @@ fn record_others(load: &OtherLoad, machine: &Machine<'_>, folder: &Path) -> Resu
     Ok(())
 }
 
-fn describe(machine: &Machine<'_>, seed: u64) -> Result<String> {
+fn describe(machine: &Machine<'_>, options: &Options) -> Result<String> {
     let cpus = machine.topology.cpus();
-    let housekeeping_cpus = machine.kind.housekeeping_cpus();
+    let housekeeping = options.housekeeping;
+    let housekeeping = housekeeping.unwrap_or(machine.kind.default_housekeeping());
+    ensure!(
+        housekeeping < cpus,
+        "--housekeeping {housekeeping} leaves none of {cpus} CPUs for guests."
+    );
     let description = LabInfo {
         machine: machine.kind,
         emulator: machine.emulator(),
@@ -240,12 +248,10 @@ fn describe(machine: &Machine<'_>, seed: u64) -> Result<String> {
         qemu: machine.image.qemu_version.clone(),
         cpus,
         topology: machine.topology.to_string(),
-        guest_cpus: (0..cpus)
-            .filter(|cpu| !housekeeping_cpus.contains(cpu))
-            .collect(),
-        housekeeping_cpus,
+        guest_cpus: (housekeeping..cpus).collect(),
+        housekeeping_cpus: (0..housekeeping).collect(),
         guest_image: machine.guest_image.map(|_| GUEST_IMAGE.into()),
-        seed,
+        seed: options.seed,
     };
     serde_json::to_string_pretty(&description).context("The lab cannot be described.")
 }

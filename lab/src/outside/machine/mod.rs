@@ -73,12 +73,12 @@ impl Kind {
         }
     }
 
-    /// CPUs on which no guest may run. QEMU's emulation loses virtualisation state of CPU 0 when other CPUs switch tasks
+    /// How many CPUs are not for guests where nobody says so. QEMU's emulation loses virtualisation state of CPU 0 when other CPUs switch tasks
     /// (cpu_clear_ignne() in its target/i386/tcg/system/fpu_helper.c changes CPU 0's flags without a lock).
-    pub fn housekeeping_cpus(self) -> Vec<u32> {
+    pub fn default_housekeeping(self) -> u32 {
         match self {
-            Self::Fast => vec![0],
-            Self::Exact | Self::Hardware => Vec::new(),
+            Self::Fast => 1,
+            Self::Exact | Self::Hardware => 0,
         }
     }
 }
