@@ -18,18 +18,20 @@ use crate::host::{
 
 pub const TESTS: &[Test] = &[
     (
-        "a_preempted_receiver_of_an_ipi_runs_five_times_sooner_or_is_half_as_often",
+        "a_preempted_receiver_of_an_ipi_runs_eight_times_sooner",
         receiver_in_user_mode,
     ),
     (
-        "in_a_chain_of_three_receivers_run_twice_as_soon_or_half_as_many_are_preempted",
+        "in_a_chain_of_three_receivers_run_four_times_sooner",
         || chain(3),
     ),
+    ("in_a_chain_of_four_receivers_run_four_times_sooner", || {
+        chain(4)
+    }),
     (
-        "in_a_chain_of_four_receivers_run_twice_as_soon_or_half_as_many_are_preempted",
-        || chain(4),
+        "in_a_ring_a_quarter_as_many_ipis_find_their_receiver_preempted",
+        ring,
     ),
-    ("in_a_ring_fewer_ipis_find_their_receiver_preempted", ring),
     (
         "a_vm_that_wakes_often_is_served_as_soon_beside_cohorts",
         wakes_often,
@@ -47,12 +49,14 @@ pub const TESTS: &[Test] = &[
 
 const WINDOW_S: u32 = 1;
 const WAKES_OFTEN: &str = "loop: sleep 2ms; compute 100us";
-/// How many times sooner a preempted receiver runs, at the median: its upper bound is a power of two.
-const SOONER: u64 = 5;
-/// The same in a chain. Seen: 4 to 16; the stock scheduler is at 2048 us or, for minutes, at 512 us, Cohort at 128 or 256 us.
-const SOONER_IN_CHAIN: u64 = 2;
-/// Seen: 98.7 and 80.2 %. The published "up to" of directed yields and IPI-aware boosts is 87.6 %.
-const FEWER_SPINS_PCT: f64 = 50.0;
+/// How many times sooner a preempted receiver runs, at the median: its upper bound is a power of two. Seen: 32.
+const SOONER: u64 = 8;
+/// The same in a chain. Seen: 8 and 16.
+const SOONER_IN_CHAIN: u64 = 4;
+/// Seen: 100 %. The published "up to" of directed yields and IPI-aware boosts is 87.6 %.
+const FEWER_SPINS_PCT: f64 = 95.0;
+/// All but the longest hundredth of waits of a vCPU that wakes often stay below, us. Seen: 16; under the stock scheduler 4096.
+const SERVED_WITHIN_US: u64 = 64;
 
 /// What the observer sees under the stock scheduler, then under Cohort.
 fn compare() -> Result<[HostView; 2]> {
@@ -113,8 +117,7 @@ impl Ipis {
     }
 }
 
-/// Half of the preempted receivers run at least `times` as soon as under the stock scheduler, or half as many are preempted:
-/// where that happens to have all vCPUs on one CPU, each finds the next preempted, and hands on at once.
+/// Half of the preempted receivers run at least `times` as soon as under the stock scheduler.
 fn run_sooner(spec: Spec, times: u64) -> Result<()> {
     let [stock, cohort] = ipis(spec)?;
     for ipis in [&stock, &cohort] {
@@ -125,8 +128,7 @@ fn run_sooner(spec: Spec, times: u64) -> Result<()> {
         );
     }
     ensure!(
-        stock.median_us >= times * cohort.median_us
-            || stock.waited_part() >= 2.0 * cohort.waited_part(),
+        stock.median_us >= times * cohort.median_us,
         "{:.1} % found their receiver preempted, half of those ran within {} us; under the stock scheduler {:.1} %, {} us",
         100.0 * cohort.waited_part(),
         cohort.median_us,
@@ -174,7 +176,7 @@ fn ring() -> Result<()> {
         stock.waited
     );
     ensure!(
-        cohort.waited_part() < stock.waited_part(),
+        4.0 * cohort.waited_part() < stock.waited_part(),
         "of the IPIs {:.1} % found their receiver preempted, under the stock scheduler {:.1} %",
         100.0 * cohort.waited_part(),
         100.0 * stock.waited_part()
@@ -192,7 +194,7 @@ fn wakes_often() -> Result<()> {
     let stock = longest_waits_us("stock", vcpus_of(&stock, &latency)?)?;
     let cohort = longest_waits_us("cohort", vcpus_of(&cohort, &latency)?)?;
     ensure!(
-        cohort <= stock + 1024,
+        cohort <= SERVED_WITHIN_US,
         "its longest hundredth of waits reaches {cohort} us, under the stock scheduler {stock} us"
     );
     Ok(())
@@ -236,7 +238,7 @@ fn longest_waits_us(scheduler: &str, vcpu: &VcpuView) -> Result<u64> {
         quantile(1.0)
     );
     ensure!(
-        vcpu.wakeups > 300,
+        vcpu.wakeups > 100,
         "it woke only {} times: nothing is proven",
         vcpu.wakeups
     );
@@ -297,7 +299,7 @@ fn halted_vcpus_are_used() -> Result<()> {
         on_one_pct(&stock)?;
         let on_one = on_one_pct(&cohort)?;
         ensure!(
-            on_one < 80.0,
+            on_one < 60.0,
             "{on_one:.1} % of its work was done on one vCPU"
         );
     }
