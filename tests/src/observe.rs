@@ -53,9 +53,7 @@ pub const TESTS: &[Test] = &[
     ("vms_that_go_or_come_meanwhile_are_seen", vms_change),
 ];
 
-const WINDOW_S: u32 = 2;
-/// For so long IPIs are sent: all of it lies within a window, which is longer.
-const SENDING_S: u32 = 6;
+const WINDOW_S: u32 = 4;
 /// The part by which a truth may be missed; most of it is that two clocks are not read in the same moment.
 const TOLERANCE: f64 = 0.02;
 const TRACING: &str = "/sys/kernel/tracing/events";
@@ -382,8 +380,8 @@ fn ipi_to_run() -> Result<()> {
 
     let beside = Guest::start_on(&busy("beside", 1), &cpus[1..])?;
     beside.cgroup().set_weight(400)?;
-    let watch = Watch::begin(1, SENDING_S + 2)?;
-    let (ticks, count, ticks_per_ms) = send(SENDING_S.into())?;
+    let watch = Watch::begin(1, 2 * WINDOW_S)?;
+    let (ticks, count, ticks_per_ms) = send(6)?;
     let view = watch.window()?;
     let all = vcpus_of(&view, &guest)?;
     let waited: u64 = all.ipi_to_run.iter().sum();
