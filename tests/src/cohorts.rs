@@ -203,7 +203,7 @@ fn halts_in_windows() -> Result<()> {
     };
     let guests = [answering("one")?, answering("two")?, answering("three")?];
     let cohort = start_cohort()?;
-    let (shares, _) = shares(&[&guests[0], &guests[1], &guests[2]], WINDOW)?;
+    let (shares, _) = shares(&[&guests[0], &guests[1], &guests[2]], 3 * WINDOW)?;
     let vms = stats_of(&guests)?;
     stop_cohort(cohort)?;
     for vm in &vms {
