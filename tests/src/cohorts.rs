@@ -105,9 +105,8 @@ const CUT: f64 = 0.06;
 const CUT_ON_FOUR: f64 = 0.2;
 /// Of the windows of VMs whose vCPUs halt in the middle, those that others had left too few CPUs for.
 const NARROW: f64 = 0.1;
-/// Of these windows, those in which a vCPU that had halted did not find a CPU again. Seen: 8 and 16 % of VMs that have just
-/// started, and 20 to 29 % when a neighbour's turn that went on meanwhile could not be called away.
-const PARTIAL_WITH_HALTS: f64 = 0.19;
+/// Of these windows, those in which a vCPU that had halted did not find a CPU again. Seen: 9 to 11 %, and 20 to 29 % when a neighbour's turn that went on meanwhile could not be called away.
+const PARTIAL_WITH_HALTS: f64 = 0.15;
 /// How much longer than the bound a wait may be: the slice that is running then, and a moment. Seen: 4 ms.
 const SLICE_MS: u64 = 5;
 /// Of the observer's histograms.
