@@ -98,6 +98,21 @@ fn try_lock(file: &File) -> Result<bool> {
     }
 }
 
+/// What was recorded as `name` when the cache entry `entry` was built.
+///
+/// # Errors
+/// When it cannot be read, with what to remove.
+pub fn recorded(entry: &Path, name: &str) -> Result<String> {
+    let file = entry.join(name);
+    fs::read_to_string(&file).with_context(|| {
+        format!(
+            "{} cannot be read: remove {}.",
+            file.display(),
+            entry.display()
+        )
+    })
+}
+
 /// The right to build into the cache; given back when dropped, or by the kernel when the process dies.
 #[derive(Debug)]
 pub struct CacheLock {

@@ -12,7 +12,7 @@ use std::process::Command;
 use anyhow::{Context, Result};
 use sha2::{Digest, Sha256};
 
-use super::cache::{Cache, CacheLock};
+use super::cache::{Cache, CacheLock, recorded};
 use super::machine::bochs::CYLINDER_BYTES;
 use super::mirror::Mirror;
 use super::tool::{self, io_sentence};
@@ -81,14 +81,7 @@ impl Image {
     /// Finds the image in the cache, or makes it.
     pub fn ready(cache: &Cache) -> Result<Self> {
         let dir = HOST.ready(cache)?;
-        let version_file = dir.join("qemu-version");
-        let qemu_version = fs::read_to_string(&version_file).with_context(|| {
-            format!(
-                "{} cannot be read: remove {}.",
-                version_file.display(),
-                dir.display()
-            )
-        })?;
+        let qemu_version = recorded(&dir, "qemu-version")?;
         Ok(Self {
             tree: dir.join("tree"),
             root: dir.join("root.erofs"),

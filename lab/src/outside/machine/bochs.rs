@@ -18,7 +18,7 @@ use sha2::{Digest, Sha256};
 
 use super::direct_load::{INITRD, Load, ROM_ADDRESS};
 use super::{Devices, Machine, Media, Running, inherited, spawn};
-use crate::outside::cache::{Cache, CacheLock, WorkDir};
+use crate::outside::cache::{Cache, CacheLock, WorkDir, recorded};
 use crate::outside::mirror::{Mirror, Suite};
 use crate::outside::tool::{self, io_sentence};
 
@@ -112,14 +112,7 @@ impl Bochs {
                 build(cache, &lock, &dir)?;
             }
         }
-        let version_file = dir.join("version");
-        let version = fs::read_to_string(&version_file).with_context(|| {
-            format!(
-                "{} cannot be read: remove {}.",
-                version_file.display(),
-                dir.display()
-            )
-        })?;
+        let version = recorded(&dir, "version")?;
         Ok(Self {
             program: dir.join("bochs"),
             version: format!("{version}, patches {patches}"),
