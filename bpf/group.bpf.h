@@ -1,29 +1,16 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * Groups: VMs and cgroups, how they come and go, what share of the host each
- * has now, what its CPU time costs it, and its cap. Not here: where tasks wait
- * (queue.bpf.h).
+ * has now, and what its CPU time costs it. Not here: where tasks wait
+ * (entity.bpf.h), caps (cap.bpf.h).
  */
 #ifndef COHORT_GROUP_BPF_H
 #define COHORT_GROUP_BPF_H
 
 enum {
-	DEBT_SLICES = 8, /* the most a group owes, and one per CPU it has */
-	PRESENT_FRESH_NS = 100000000, /* a CPU's present is one for 100 ms */
 	SHARE_FRESH_NS = 1000000, /* a share is looked up again after 1 ms */
 	PARENT_FRESH_NS = 1000000000, /* a VM's place after 1 s */
-	MAX_PARKED = MAX_QUEUES,
 };
-
-/* Groups with a cap of their own; 0 saves every charge the walk upwards. */
-u32 nr_capped;
-
-static u32 root_group;
-
-static bool is_vm(const struct group *g)
-{
-	return g->info.kind == GROUP_VM;
-}
 
 /* ---- activity and shares ---- */
 
@@ -106,16 +93,15 @@ static void group_runnable(u32 id, s32 change)
 		add_active_weight(id, -WEIGHT_DEFAULT);
 }
 
-/* @g's part of the host while those who are active now are. */
-static u64 group_share(struct group *g, u64 now)
+/* The part of the host that group @id has while those who are active now are. */
+__noinline u64 find_share(u32 id, u64 now)
 {
+	struct group *g = lookup_group(id), *child = g;
 	u64 share = SHARE_ONE;
-	struct group *child = g;
 	u32 level;
 
-	if (now - g->share_at_ns < SHARE_FRESH_NS && g->share)
-		return g->share;
-
+	if (!g)
+		return 1;
 	share = fair_child_share(share, WEIGHT_DEFAULT, average_weight(g, now));
 	bpf_for(level, 0, MAX_CGROUP_DEPTH) {
 		struct group *parent;
@@ -134,167 +120,38 @@ static u64 group_share(struct group *g, u64 now)
 	return share;
 }
 
-/* ---- caps ---- */
-
-/* The group at or above @id whose cap is used up, or 0. */
-static u32 throttled_by(u32 id)
+/* The same for @g, not older than a millisecond. */
+static u64 group_share(struct group *g, u64 now)
 {
-	u32 level;
-
-	if (!nr_capped)
-		return 0;
-	bpf_for(level, 0, MAX_CGROUP_DEPTH) {
-		struct group *g;
-
-		if (!id)
-			break;
-		g = lookup_group(id);
-		if (!g)
-			break;
-		if (g->throttled)
-			return id;
-		id = g->info.parent;
-	}
-	return 0;
-}
-
-/* Pay @used_ns from the budgets of @id and all above it. */
-static void spend_caps(u32 id, u64 used_ns)
-{
-	u32 level;
-
-	if (!nr_capped)
-		return;
-	bpf_for(level, 0, MAX_CGROUP_DEPTH) {
-		struct group *g;
-
-		if (!id)
-			break;
-		g = lookup_group(id);
-		if (!g)
-			break;
-		if (g->quota_ns) {
-			s64 left = __sync_fetch_and_add(&g->budget_ns,
-							-(s64)used_ns);
-
-			if (left <= (s64)used_ns)
-				g->throttled = 1;
-		}
-		id = g->info.parent;
-	}
-}
-
-/* One parked queue of @g back to its lane; false if there was none. */
-static bool unpark_one(struct group *g, u64 now)
-{
-	struct queue_node *node;
-	struct bpf_rb_node *rb;
-	struct group *owner;
-	struct queue *q;
-	u32 id;
-
-	bpf_spin_lock(&g->lock);
-	rb = bpf_rbtree_first(&g->parked);
-	if (!rb) {
-		bpf_spin_unlock(&g->lock);
-		return false;
-	}
-	rb = bpf_rbtree_remove(&g->parked, rb);
-	bpf_spin_unlock(&g->lock);
-	if (!rb)
-		return false;
-
-	node = container_of(rb, struct queue_node, rb);
-	id = node->queue;
-	q = bpf_map_lookup_elem(&queues, &id);
-	if (!q) {
-		bpf_obj_drop(node);
-		return false;
-	}
-	owner = lookup_group(q->group);
-	q->parked_sum_ns += now - q->parked_ns;
-	node = bpf_kptr_xchg(&q->node, node);
-	if (node)
-		bpf_obj_drop(node);
-	__sync_lock_test_and_set(&q->state, QUEUE_LISTED);
-	if (owner)
-		queue_list(id, owner->vtime);
-	lane_kick_idle(q->lane);
-	return true;
-}
-
-static int refill_cap(void *map, u32 *key, struct group *g)
-{
-	u64 now = scx_bpf_now();
-	s64 budget = g->budget_ns, refilled;
-	u32 i;
-
-	refilled = cap_refill(budget, g->quota_ns, g->burst_ns, g->period_ns);
-	__sync_fetch_and_add(&g->budget_ns, refilled - budget);
-	if (refilled > 0 || !g->quota_ns)
-		g->throttled = 0;
-	if (!g->throttled) {
-		bpf_for(i, 0, MAX_PARKED)
-			if (!unpark_one(g, now))
-				break;
-	}
-	if (g->quota_ns)
-		bpf_timer_start(&g->cap_timer, g->period_ns, 0);
-	return 0;
-}
-
-/* cpu.max of group @id is now @quota_us each @period_us; ~0: none. */
-static void set_cap(u32 id, u64 period_us, u64 quota_us, u64 burst_us)
-{
-	struct group *g = lookup_group(id);
-	bool was_capped, capped = quota_us != ~0ULL && period_us;
-
-	if (!g)
-		return;
-	was_capped = g->quota_ns != 0;
-	g->info.quota_us = capped ? quota_us : 0;
-	g->info.period_us = capped ? period_us : 0;
-	g->period_ns = period_us * 1000;
-	g->burst_ns = capped ? burst_us * 1000 : 0;
-	g->quota_ns = capped ? quota_us * 1000 : 0;
-	if (capped == was_capped)
-		return;
-	if (!capped) {
-		/* The timer that is under way frees those still parked. */
-		__sync_fetch_and_sub(&nr_capped, 1);
-		return;
-	}
-	g->budget_ns = g->quota_ns;
-	g->throttled = 0;
-	__sync_fetch_and_add(&nr_capped, 1);
-	if (!g->timer_ready) {
-		bpf_timer_init(&g->cap_timer, &groups, CLOCK_MONOTONIC);
-		bpf_timer_set_callback(&g->cap_timer, refill_cap);
-		g->timer_ready = 1;
-	}
-	bpf_timer_start(&g->cap_timer, g->period_ns, 0);
+	if (now - g->share_at_ns < SHARE_FRESH_NS && g->share)
+		return g->share;
+	return find_share(g->id, now);
 }
 
 /* ---- what running costs ---- */
 
 /*
- * @p, of which all is known in @tc, ran on @c. What it used is what the kernel
+ * @p, of which all is known in @tc, ran on a CPU of @d. What it used is what the kernel
  * counts, and shows in cpu.stat: switches take time too, which clock readings of
  * this program's own leave to nobody, and interrupts are not the task's.
  */
 static void charge(struct task_struct *p, struct task_ctx *tc,
-		   struct cpu_state *c, u64 now)
+		   const struct domain *d, u64 now)
 {
 	struct group *g = lookup_group(tc->group);
 	u64 used_ns = p->se.sum_exec_runtime - tc->charged_ns;
-	u64 cost;
+	u64 share, cost, task_cost;
 
 	if (!g || (s64)used_ns <= 0)
 		return;
 	tc->charged_ns += used_ns;
-	tc->vtime += fair_task_charge(used_ns, p->scx.weight);
-	cost = fair_charge(used_ns, group_share(g, now));
-	cost = fair_cost(g->vtime, c->present, cost, c->contested);
+	task_cost = fair_task_charge(used_ns, p->scx.weight);
+	tc->vtime += task_cost;
+	share = group_share(g, now);
+	tc->bound_cost +=
+		fair_charge(task_cost, fair_bound_share(share, g->nr_runnable));
+	cost = fair_cost(g->vtime, d->present, fair_charge(used_ns, share),
+			 nr_crowded != 0);
 	/* Next to each other: CPUs that choose now count it once, or twice. */
 	__sync_fetch_and_add(&g->vtime, cost);
 	__sync_fetch_and_add(&g->running,
@@ -303,13 +160,13 @@ static void charge(struct task_struct *p, struct task_ctx *tc,
 	__sync_fetch_and_add(&g->info.stats.run_ns, used_ns);
 	if (tc->is_vcpu)
 		__sync_fetch_and_add(&g->info.stats.vcpu_run_ns, used_ns);
-	spend_caps(tc->group, used_ns);
+	spend_caps(tc->cgroup_group, used_ns);
 }
 
 /*
  * Where @g will stand when its running tasks have been charged for what they have
- * used by @now. At the end of a turn the CPUs come to choose one after the
- * other, and what the others have not charged yet is as much as a turn.
+ * used by @now. At the end of a turn the CPUs come one after the other, and what the
+ * others have not charged yet is as much as a turn.
  */
 static u64 group_vtime(struct group *g, u64 now)
 {
@@ -326,29 +183,38 @@ static u32 tasks_at_once(const struct group *g, u32 cpus)
 	return g->nr_runnable < cpus ? g->nr_runnable : cpus;
 }
 
-/*
- * Group @g begins to wait on @c; returns the virtual time by which it does.
- * Tasks that ran at the same time put a group ahead without it having taken
- * more than its share, so what it may owe grows with them. As much it is owed at
- * most, if it has waited in another domain or while a task of it slept (and now
- * @woke); sleep of all its tasks earns it a slice.
- */
-static u64 settle_vtime(struct group *g, struct cpu_state *c, bool woke,
-			u64 now)
+/* How far (virtual time) @g may be behind the present, and ahead: tasks that run at the
+ * same time put it ahead without it having taken more than its share. */
+static u64 most_lag(const struct group *g, u64 slice_cost)
 {
-	u64 credit = fair_charge(slice_ns, group_share(g, now));
-	u64 debt = credit * (DEBT_SLICES + tasks_at_once(g, nr_cpus));
-	u64 owed = woke && g->nr_runnable < 2 ? credit : debt;
-	u64 vtime = g->vtime, settled;
+	return slice_cost * (LAG_SLICES + tasks_at_once(g, nr_cpus));
+}
 
-	if (now - c->present_at_ns < PRESENT_FRESH_NS)
-		settled = fair_settle(vtime, c->present, owed, debt);
-	else
-		settled = fair_floor(vtime, c->present, credit);
+/*
+ * The only task of @g that wants to run woke in @d. Sleep earns a group a slice at most, and
+ * what it owes is forgiven beyond a bound. Other groups keep what they owe and are owed.
+ */
+static void settle_vtime(struct group *g, const struct domain *d, u64 now)
+{
+	u64 slice_cost = fair_charge(slice_ns, group_share(g, now));
+	u64 vtime = g->vtime;
+	u64 settled = fair_settle(vtime, d->present, slice_cost,
+				  most_lag(g, slice_cost));
+
 	/* A charge that comes between is kept, and this waits for next time. */
 	if (settled != vtime)
 		__sync_val_compare_and_swap(&g->vtime, vtime, settled);
-	return settled;
+}
+
+/* The place of @tc among the tasks of @g. A vCPU waits for its VM's other threads. */
+static u64 task_key(struct task_ctx *tc, struct group *g)
+{
+	u64 head_start = is_vm(g) && !tc->is_vcpu ? 2 * slice_ns : 0;
+
+	/* One that was bound may have had a CPU to itself. */
+	tc->vtime = fair_settle(tc->vtime, g->task_vtime_now, slice_ns,
+				LAG_SLICES * slice_ns);
+	return tc->vtime - head_start;
 }
 
 /* ---- coming and going ---- */
@@ -367,16 +233,14 @@ static u32 make_group(u32 kind, u32 parent, u32 weight)
 	g->info.parent = parent;
 	g->info.weight = weight;
 	g->info.created_ns = scx_bpf_now();
-	g->vtime = 0;
+	g->id = id;
+	g->vtime = host_present;
 	g->task_vtime_now = 0;
 	g->nr_runnable = 0;
 	g->running = 0;
-	g->sync_score = 0;
-	g->sync_events = 0;
-	g->sync_run_ns = 0;
-	g->window = 0;
-	g->early = 0;
-	g->window_full = 0;
+	g->orphan = 0;
+	g->home = 0;
+	g->nr_entities = 0;
 	g->active_weight = 0;
 	g->average_weight = 0;
 	g->averaged_at_ns = g->info.created_ns;
@@ -384,12 +248,9 @@ static u32 make_group(u32 kind, u32 parent, u32 weight)
 	g->contributed = 0;
 	g->share = 0;
 	g->quota_ns = 0;
-	g->throttled = 0;
 	g->tgid_sum = 0;
 	g->tgid_sum_sq = 0;
-	g->ipi_window_ns = IPI_WINDOW_NS;
 	g->parent_checked_ns = 0;
-	g->first_queue = 0;
 	g->info.kind = kind;
 	return id;
 }
@@ -401,9 +262,10 @@ static void free_group(u32 id)
 	if (!g || !id || id == root_group)
 		return;
 	set_cap(id, 0, ~0ULL, 0);
-	free_queues_of(g);
 	g->info.kind = GROUP_FREE;
-	give_number(&free_groups, &host_stats.groups_used, id);
+	__sync_lock_test_and_set(&g->orphan, 1);
+	free_entities_of(id);
+	give_group_back(id, g);
 }
 
 /* Count @p (+1) into, or (-1) out of, its cgroup's group and all above. */
@@ -559,7 +421,6 @@ static void join_group(struct task_ctx *tc, u32 id)
 	}
 	leave_group(tc);
 	tc->group = id;
-	tc->queue_cached = 0; /* ids are used again */
 	tc->vtime = g->task_vtime_now;
 }
 

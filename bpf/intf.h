@@ -24,36 +24,28 @@ enum cohort_limits {
 	LOCAL_DISTANCE = 10, /* of a node to itself, as the kernel gives it */
 	NR_BUCKETS = 24, /* of a histogram; the last one has no upper end */
 	MAX_GROUPS = 4096, /* VMs and cgroups together */
-	MAX_QUEUES = 8192, /* (group, lane) pairs that held tasks */
-	MAX_SUBSETS = 512, /* lanes made for cpusets and affinities */
+	MAX_ENTITIES = 8192, /* groups in domains in which they have tasks */
+	DOMAIN_CPUS = 64, /* that a domain can have */
 };
 
 /* What can be switched while running: bits of a mask, on or off. */
 enum mechanism {
-	MECH_TURNS = 0, /* turns begin at the same time on all CPUs */
+	MECH_COHORTS = 0, /* a VM's vCPUs have their turns together */
 	MECH_YIELD = 1, /* directed yields are honoured */
 	MECH_IPI = 2, /* who waits for an IPI gives way to who must answer */
 	MECH_RANK = 3, /* KVM's candidate gives way to a better one */
 	MECH_RELAXED = 4, /* somebody is found where KVM finds nobody */
-	MECH_ADAPTIVE_WINDOW = 5, /* an IPI's window follows the VM's answers */
-	MECH_HEIR = 6, /* who sleeps leaves its turn to the sibling it woke */
-	MECH_PENALTY = 7, /* a yielder waits longer (the debooster) */
-	MECH_CREDIT = 8, /* a yield's target comes earlier the next time */
-	MECH_GRACE = 9, /* who is in guest kernel mode waits less */
-	MECH_RESUME = 10, /* a turn that is interrupted goes on */
-	MECH_COHORTS = 11, /* a VM's vCPUs run in the same turns */
-	MECH_SHORT_TURNS = 12, /* turns are shorter where many wait */
-	MECH_SKEW = 13, /* a vCPU too far ahead of its siblings is stopped */
-	MECH_PACKING = 14, /* a narrow VM before a wide one that has no room */
-	MECH_WAKE = 15, /* a CPU is lent to who wakes in a VM */
-	NR_MECH = 16,
+	MECH_SHORT_TURNS = 5, /* turns are shorter where many wait */
+	MECH_PACKING = 6, /* a narrow VM before a wide one that has no room */
+	MECH_WAKE = 7, /* a CPU is lent to who wakes in a VM */
+	NR_MECH = 8,
 };
 
-/* Whether a VM is a cohort; written by Rust for the VM's process. */
+/* Whether a VM's vCPUs have their turns together; written by Rust for the VM's
+ * process. */
 enum cohort_rule {
-	COHORT_AUTO = 0, /* its score tells */
-	COHORT_ALWAYS = 1,
-	COHORT_NEVER = 2, /* and it has no windows */
+	COHORT_AUTO = 0, /* as MECH_COHORTS says */
+	COHORT_NEVER = 1, /* its vCPUs have their turns one by one */
 };
 
 enum group_kind {
@@ -89,7 +81,6 @@ struct group_stats {
 	u64 yields_served; /* of which the target ran next */
 	u64 yields_missed[NR_YIELD_MISS];
 	u64 yields_better; /* of the served: another sibling than KVM's */
-	u64 yields_relaxed; /* given although KVM found nobody */
 	u64 spin_exits; /* a vCPU left the guest because it executes PAUSE */
 	u64 ipis; /* fixed IPIs from one vCPU to one sibling */
 	u64 ipis_to_ready; /* of which the receiver waited for a CPU */
@@ -100,16 +91,12 @@ struct group_stats {
 	u64 wakeups; /* from halted (or any sleep) to runnable */
 	u64 migrations; /* started on another CPU than it last ran on */
 	u64 stacked_ns; /* ready behind a sibling on one CPU although another
-			   CPU of its lane ran no sibling */
-	u64 windows; /* turns in which its vCPUs were to run together */
-	u64 windows_narrow; /* of which others had left too few CPUs for it */
-	u64 windows_partial; /* of which not all CPUs served it that could */
-	u64 window_skew[NR_BUCKETS]; /* of the others, from the window's begin
-					until the last one did; buckets as above */
-	u64 costop_ns; /* vCPUs were stopped, as they were too far ahead of
-			  their slowest sibling; not part of ready_ns */
-	u64 costops[NR_BUCKETS]; /* such stops, by how far it was; buckets as
-				    above */
+			   CPU of its domain ran no sibling */
+	u64 windows; /* turns in which it wanted several CPUs */
+	u64 windows_partial; /* of which not all CPUs that the plan gave it
+				ran it */
+	u64 window_skew[NR_BUCKETS]; /* of the others, from the turn's begin
+					until all did; buckets as above */
 };
 
 /* What Rust reads of a group: the head of the BPF side's struct group. */
@@ -124,9 +111,7 @@ struct cohort_group {
 	u64 period_us;
 	u32 nr_tasks; /* CGROUP: tasks below it; VM: its threads */
 	u32 nr_vcpus; /* VM: threads seen running a vCPU */
-	u32 is_cohort; /* VM: its vCPUs wait for each other */
-	u32 sync_rate; /* VM: signs of that per second of its CPU time */
-	u32 cohort_rule; /* VM: enum cohort_rule, as of its last score */
+	u32 cohort_rule; /* VM: enum cohort_rule */
 	u32 pad;
 	u64 created_ns; /* clock of scx_bpf_now() */
 	struct group_stats stats;
@@ -134,14 +119,12 @@ struct cohort_group {
 
 /* Of the whole scheduler; written by BPF. */
 struct host_stats {
-	/* In use now, of MAX_GROUPS, MAX_QUEUES and MAX_SUBSETS. */
+	/* In use now, of MAX_GROUPS and MAX_ENTITIES. */
 	u64 groups_used;
-	u64 queues_used;
-	u64 lanes_used;
+	u64 entities_used;
 	/* Events that must stay rare. */
-	u64 queue_exhausted; /* no queue was free: the global DSQ was used */
+	u64 entity_exhausted; /* no entity was free: that of the root was used */
 	u64 group_exhausted; /* no group was free: the root group was used */
-	u64 lane_exhausted; /* no lane was free: one CPU's lane was used */
 	u64 stolen; /* tasks taken from another domain */
 };
 
@@ -199,7 +182,6 @@ struct vcpu_counters {
 /* How long a vCPU was kept from running by the scheduler itself, since that knows
  * it. Cohort counts it, by thread, in a map that the observer looks for. */
 struct vcpu_waits {
-	u64 costop_ns; /* too far ahead of its siblings */
 	u64 capped_ns; /* its VM's cap was used up */
 };
 

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * What the scheduler does about what observe.bpf.h sees: it remembers who waits
- * for whom, until that is answered, and finds somebody to run where KVM finds
- * nobody.
+ * for whom, until that is answered, and finds somebody to run where KVM finds nobody.
  */
 #ifndef COHORT_REACT_BPF_H
 #define COHORT_REACT_BPF_H
@@ -44,26 +43,17 @@ static void on_ipi(struct task_struct *p, struct kvm_vcpu___kvm *vcpu,
 		ipi_waits_for_cpu(receiver, g, now);
 }
 
-/* The vCPU @tc of @g woke at @now and waits for a CPU: if an IPI woke it, that was
- * seen before it was delivered. */
-static void note_woken_by_ipi(struct task_ctx *tc, struct group *g, u64 now)
+/* @tc woke at @now and waits for a CPU: if an IPI woke it, that was seen before it was
+ * delivered. */
+static void note_woken_by_ipi(struct task_ctx *tc, u64 now)
 {
-	if (has_open_ipi(&tc->signals, now, g->ipi_window_ns))
-		ipi_waits_for_cpu(tc, g, now);
-}
+	struct group *g;
 
-/* The running @tc has answered an IPI @took_ns after that was sent. */
-static void note_answer(struct task_ctx *tc, u64 took_ns)
-{
-	struct group *g = lookup_group(tc->group);
-
-	if (!g)
+	if (!tc->is_vcpu || !has_open_ipi(&tc->signals, now, IPI_WINDOW_NS))
 		return;
-	if (is_on(MECH_ADAPTIVE_WINDOW)) {
-		g->ipi_window_ns = ipi_window(g->ipi_window_ns, took_ns);
-		count_effect(MECH_ADAPTIVE_WINDOW);
-	}
-	count(&g->info.stats.ipis_answered);
+	g = lookup_group(tc->group);
+	if (g)
+		ipi_waits_for_cpu(tc, g, now);
 }
 
 /* The running vCPU has handled an interrupt of @vector, whoever sent it. */
@@ -71,6 +61,7 @@ SEC("?tp_btf/kvm_eoi")
 int BPF_PROG(ipi_answered, void *apic, int vector)
 {
 	struct task_ctx *tc = vcpu_ctx(bpf_get_current_task_btf());
+	struct group *g;
 	u32 i;
 
 	/* Most interrupts are none of these. */
@@ -89,7 +80,9 @@ int BPF_PROG(ipi_answered, void *apic, int vector)
 			continue;
 		}
 		ipi->sent_ns = 0;
-		note_answer(tc, scx_bpf_now() - sent_ns);
+		g = lookup_group(tc->group);
+		if (g)
+			count(&g->info.stats.ipis_answered);
 	}
 	return 0;
 }
@@ -127,17 +120,35 @@ static void on_spin_end(struct task_struct *p)
 	struct task_ctx *tc = lookup_task_may_fail(p);
 	s32 cpu = bpf_get_smp_processor_id();
 	struct cpu_state *c = lookup_cpu(cpu);
-	struct choice choice = {};
 
 	/* It exits again before it has left its CPU: once is enough. */
-	if (!tc || !c || tc->yielded || c->relaxed_pid == p->pid ||
-	    !is_on(MECH_RELAXED) || !finds_sibling(tc, p->pid, cpu, &choice))
+	if (!tc || !c || tc->yielded || c->yields_pid == p->pid ||
+	    !is_on(MECH_RELAXED) || !is_on(MECH_YIELD) || !sibling_waits(tc))
 		return;
 	/* Not at once: a task that is preempted inside a BPF program may not
 	 * leave its CPU, and would keep a sibling from running there. */
-	c->relaxed_pid = p->pid;
+	c->yields_pid = p->pid;
 	if (!set_alarm(cpu, LEAVE_HOOK_NS))
-		c->relaxed_pid = 0;
+		c->yields_pid = 0;
+}
+
+/* The alarm of CPU @cpu rings. A task that runs elsewhere since may have set it: then there
+ * is nothing to do. */
+static int alarm_rings(void *map, u32 *cpu, struct timer *alarm)
+{
+	struct task_ctx *tc = lookup_task_may_fail(bpf_get_current_task_btf());
+	s32 pid = (s32)bpf_get_current_pid_tgid();
+	struct cpu_state *c = lookup_cpu(*cpu);
+	bool yields;
+
+	if (!c)
+		return 0;
+	yields = tc && c->yields_pid == pid;
+	c->yields_pid = 0;
+	if ((yields && gives_way(c, *cpu, tc, pid)) || c->leaves_hook ||
+	    c->lent_pid)
+		scx_bpf_kick_cpu(*cpu, SCX_KICK_PREEMPT);
+	return 0;
 }
 
 #endif /* COHORT_REACT_BPF_H */

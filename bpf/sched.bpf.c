@@ -1,32 +1,29 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * The sched_ext ops: when a task waits, which one a CPU runs next and how long.
- * Each op is a short list of reasons; the arithmetic is in policy/, the queues
- * in queue.bpf.h, the groups in group.bpf.h.
+ * Each op is a short list of reasons; the arithmetic is in policy/.
  *
  * The idea. CPU time is divided between groups first: VMs, and the cgroups of
- * everything else. The group with the least virtual time that may run on a CPU
- * runs there, and inside it the task with the least of its own. What a vCPU
- * gives up in a directed yield therefore can only go to a sibling: the yield
- * hands over the rest of a slice that the VM has already been granted.
+ * everything else. While tasks wait, each domain (CPUs with one cache) has turns: at
+ * the begin of each, a plan gives its CPUs to groups, in the order of what they had,
+ * and to each as many as it has tasks that want to run (plan.bpf.h). So a VM's vCPUs run
+ * at the same time. What a vCPU gives up, in a directed yield or by sleeping, goes to a
+ * sibling first: the CPU is its VM's until the turn ends.
  *
- * Example. VMs A and B, two vCPUs each, on two CPUs; A0 runs and spins on a
- * lock that A1, waiting, holds. KVM sees A0's pause-loop exit and offers A1 to
- * ops.yield(), which ends A0's slice and notes A1. The CPU dispatches at once:
- * A1 runs for what A0 had left, releases the lock, and A's virtual time is
- * where it would have been had A0 spun on. B notices nothing.
+ * Example. VMs A and B, two vCPUs each, on two CPUs. In A's turn A0 spins on a lock that
+ * A1 holds: it runs, as both CPUs are A's, and the lock is free in a moment. Were there
+ * one CPU, KVM would see A0's pause-loop exit and offer A1 to ops.yield(), which
+ * gives the CPU a hint and ends A0's slice: A1 runs for what is left of the turn,
+ * releases the lock, and A's virtual time is where it would have been had A0 spun on.
+ * B notices nothing.
  */
 #include <scx/common.bpf.h>
 #include <scx/compat.bpf.h>
 #include "intf.h"
-#include "policy/average.h"
 #include "policy/balance.h"
-#include "policy/cohort.h"
-#include "policy/deboost.h"
 #include "policy/fair.h"
-#include "policy/heir.h"
 #include "policy/ipi.h"
-#include "policy/skew.h"
+#include "policy/plan.h"
 #include "policy/target.h"
 #include "policy/wake.h"
 #include "kvm.bpf.h"
@@ -34,17 +31,15 @@
 #include "histogram.bpf.h"
 #include "signals.bpf.h"
 #include "state.bpf.h"
-#include "queue.bpf.h"
-#include "lane.bpf.h"
+#include "cap.bpf.h"
+#include "entity.bpf.h"
 #include "group.bpf.h"
-#include "window.bpf.h"
-#include "vcpu.bpf.h"
-#include "yield.bpf.h"
-#include "rest.bpf.h"
-#include "skew.bpf.h"
-#include "front.bpf.h"
-#include "balance.bpf.h"
+#include "plan.bpf.h"
+#include "take.bpf.h"
 #include "alarm.bpf.h"
+#include "hint.bpf.h"
+#include "yield.bpf.h"
+#include "vcpu.bpf.h"
 #include "react.bpf.h"
 #include "observe.bpf.h"
 
@@ -53,7 +48,9 @@ char _license[] SEC("license") = "GPL";
 UEI_DEFINE(uei);
 
 enum {
-	DISPATCH_TRIES = 4, /* fronts that a dispatch loses to other CPUs */
+	BOUND_STALE_NS = 100000000, /* their clock counts for so long */
+	KTHREAD_SLICES =
+		16, /* virtual time that a CPU's kernel thread uses at once */
 };
 
 /* ---- predicates ---- */
@@ -71,16 +68,19 @@ static bool runnable_here(const struct task_struct *p)
 /* ---- waking and waiting ---- */
 
 /*
- * Where @p, for which no CPU is idle, is to wait. All CPUs of its lane may take
+ * Where the vCPU @p, for which no CPU is idle, is to wait. All CPUs may take
  * it, but only on this one KVM sees that somebody waits, and does not poll when
  * the guest halts. A sibling that wakes another often halts next.
  */
 static s32 waiting_place(struct task_struct *p, struct task_ctx *tc,
 			 s32 prev_cpu)
 {
+	struct task_ctx *waker =
+		lookup_task_may_fail(bpf_get_current_task_btf());
 	s32 cpu = bpf_get_smp_processor_id();
 
-	if (!tc || !waker_of(tc) || domain_of(cpu) != domain_of(prev_cpu) ||
+	if (!waker || waker->group != tc->group ||
+	    domain_of(cpu) != domain_of(prev_cpu) ||
 	    !bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
 		return prev_cpu;
 	return cpu;
@@ -97,110 +97,179 @@ s32 BPF_STRUCT_OPS(cohort_select_cpu, struct task_struct *p, s32 prev_cpu,
 		wake_flags &= ~(u64)SCX_WAKE_SYNC;
 	cpu = scx_bpf_select_cpu_and(p, prev_cpu, wake_flags, p->cpus_ptr, 0);
 	if (cpu < 0)
-		return waiting_place(p, tc, prev_cpu);
-	if (tc && !throttled_by(tc->group))
-		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, turn_ns(scx_bpf_now()), 0);
+		return tc && tc->is_vcpu ? waiting_place(p, tc, prev_cpu)
+					 : prev_cpu;
+	if (tc && !is_throttled(tc->cgroup_group))
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, 0);
 	return cpu;
 }
 
-/* Does a VM @running on a CPU give way to a vCPU of cohort @g that woke in its
- * window? */
-static bool interrupts_for_window(struct group *g, struct group *running)
+/* @p waits until its cap is refilled. */
+static void park(struct task_struct *p, struct task_ctx *tc, struct domain *d,
+		 u32 domain_id, u64 enq_flags, u64 now)
 {
-	u64 turn = turn_for_windows(scx_bpf_now());
-
-	return turn && window_turn(g) == turn && g->info.is_cohort &&
-	       is_vm(running) && window_turn(running) != turn &&
-	       !vtime_before(running->vtime, g->window_bound);
+	__sync_fetch_and_add(&d->nr_parked, 1);
+	tc->parked_at_ns = now;
+	tc->queue = PARKED_QUEUE | domain_id;
+	scx_bpf_dsq_insert(p, PARKED_QUEUE | domain_id, slice_ns, enq_flags);
+	/* The refill may have come between. */
+	if (!is_throttled(tc->cgroup_group))
+		wake_parked();
 }
 
-/* May the woken @tc, of @g at @vtime, take @c from the group that runs there? */
-static bool preempts(struct task_ctx *tc, struct group *g, u64 vtime,
-		     struct cpu_state *c)
+/*
+ * @p waits for CPU @cpu, and no other one: by the clock of those that are bound to it, behind them
+ * by what it used since it waited last. Virtual time may run at another pace elsewhere,
+ * so nothing older counts.
+ */
+static void wait_bound(struct task_struct *p, struct task_ctx *tc,
+		       struct domain *d, s32 cpu, u64 enq_flags, u64 now)
 {
-	struct group *running;
-	u64 margin;
+	struct cpu_state *c = lookup_cpu(cpu);
 
-	if (!c->group || c->group == tc->group)
-		return false;
-	running = lookup_group(c->group);
-	if (!running)
-		return false;
-	if (interrupts_for_window(g, running))
-		return true;
-	/* A vCPU waits for the VM's service threads: no margin for them. */
-	margin = is_vm(g) && !tc->is_vcpu
-			 ? 0
-			 : fair_charge(slice_ns / 8, running->share);
-	return fair_preempts(vtime, running->vtime, margin);
+	if (!c)
+		return;
+	/* Their clock stood still while there were none. */
+	if (c->nr_bound <= 0 && now - c->bound_served_ns > BOUND_STALE_NS) {
+		c->bound_present = d->present;
+		c->bound_served_ns = now;
+	}
+	tc->bound_vtime =
+		c->bound_present + fair_bound_lag(tc->bound_cost, starved_ns);
+	tc->bound_cost = 0;
+	begins_to_wait(tc, BOUND_QUEUE | cpu, d);
+	if (!__sync_fetch_and_add(&c->nr_bound, 1))
+		__sync_fetch_and_or(&d->bound, bit_of(cpu));
+	scx_bpf_dsq_insert_vtime(p, BOUND_QUEUE | cpu, slice_ns,
+				 tc->bound_vtime, enq_flags);
 }
 
-/* May the woken @tc have @c for a moment, as a loan to its VM @g? That has had its
- * share, stands at @vtime, and runs on the CPUs of lane @lane_id. */
-static bool lends(struct cpu_state *c, struct task_ctx *tc, struct group *g,
-		  u64 vtime, u32 lane_id)
+/* @p waits in entity @id, @e. */
+static void wait_in_entity(struct task_struct *p, struct task_ctx *tc,
+			   struct group *g, struct domain *d, u32 id,
+			   struct entity *e, u64 enq_flags, u64 now)
 {
-	u64 now = scx_bpf_now();
-	struct group *running;
-	struct lane *lane;
-
-	if (!is_vm(g) || !is_on(MECH_WAKE) ||
-	    vtime_before(now, c->lent_until_ns))
-		return false;
-	running = lookup_group(c->group);
-	lane = lookup_lane(lane_id);
-	return running && lane &&
-	       wake_lends(tc->vtime, g->task_vtime_now, vtime, running->vtime,
-			  fair_charge(slice_ns, group_share(g, now)),
-			  tasks_at_once(g, lane->nr_cpus), slice_ns);
+	if (enq_flags & SCX_ENQ_WAKEUP && g->nr_runnable < 2)
+		settle_vtime(g, d, now);
+	__sync_fetch_and_add(&e->nr_waiting, 1);
+	begins_to_wait(tc, id, d);
+	scx_bpf_dsq_insert_vtime(p, id, slice_ns, task_key(tc, g), enq_flags);
+	wake_entity(id, e, g->vtime, now);
 }
 
-/* @p's place among the tasks of its group. */
-static u64 task_key(struct task_ctx *tc, struct group *g)
+/* A CPU that went idle before it could see that @p waits looks again: see
+ * cohort_update_idle(). */
+static bool wake_idle_cpu(struct task_struct *p)
 {
-	u64 head_start = is_vm(g) && !tc->is_vcpu ? 2 * slice_ns : 0;
+	s32 cpu = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
 
-	tc->vtime = fair_floor(tc->vtime, g->task_vtime_now, slice_ns);
-	head_start += tc->credit_ns - tc->penalty_ns;
-	tc->credit_ns = 0;
-	tc->penalty_ns = 0;
-	return tc->vtime - head_start;
-}
-
-/* An idle CPU that may run @p gets it at once, in whichever domain: its queues
- * need not be among those that CPU serves. */
-static bool give_to_idle(struct task_struct *p, struct task_ctx *tc,
-			 u64 enq_flags)
-{
-	s32 idle;
-
-	/* Its affinity does not say yet that it must stay where it is. */
-	if (is_migration_disabled(p) || throttled_by(tc->group))
+	if (cpu < 0)
 		return false;
-	idle = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
-	if (idle < 0)
-		return false;
-	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL_ON | idle, turn_ns(scx_bpf_now()),
-			   enq_flags);
-	scx_bpf_kick_cpu(idle, SCX_KICK_IDLE);
+	scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 	return true;
+}
+
+/*
+ * A task of @e waits, at the CPU @here of @d. If @e has a CPU in this turn that runs
+ * somebody else meanwhile, that CPU is told. If it did not wake, @here looks by itself.
+ */
+static bool call_cpu(struct entity *e, struct domain *d, u64 here, bool woke)
+{
+	u64 lacks = planned_cpus(e, d) & ~e->running & ~e->called, bit;
+
+	if (!woke)
+		lacks &= ~here;
+	if (!lacks || !d->crowded)
+		return false;
+	bit = plan_next(lacks, here, lacks);
+	__sync_fetch_and_or(&e->called, bit);
+	scx_bpf_kick_cpu(cpu_with(d, bit), SCX_KICK_PREEMPT);
+	return true;
+}
+
+/* May @p run on all CPUs, or on one at least of domain @domain_id? */
+static bool may_run_in(struct task_struct *p, u32 domain_id)
+{
+	return p->nr_cpus_allowed >= nr_cpus || cpus_of(p, domain_id);
+}
+
+/* The domain in which @p, of @g, waits, which is on a CPU of domain @domain_id: a VM that
+ * fits into one has a home. */
+static u32 waiting_domain(struct task_struct *p, struct group *g, u32 domain_id)
+{
+	struct domain *d = lookup_domain(domain_id);
+	u32 home = g->home;
+
+	if (nr_domains < 2 || !is_vm(g) || !d)
+		return domain_id;
+	if (!home && g->info.nr_vcpus <= cpus_in(d->cpus))
+		g->home = domain_id + 1;
+	if (!home || home == domain_id + 1 || is_migration_disabled(p) ||
+	    !may_run_in(p, home - 1))
+		return domain_id;
+	return home - 1;
+}
+
+/* @p waits for a CPU; it is on @cpu. */
+static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
+			 u64 enq_flags, u64 now)
+{
+	bool bound, woke = enq_flags & SCX_ENQ_WAKEUP;
+	struct group *g = lookup_group(tc->group);
+	u32 id, domain_id;
+	struct entity *e;
+	struct domain *d;
+	u64 vtime;
+
+	if (!g)
+		return;
+	/* Before sleep is settled: who wakes preempts by what it had. */
+	vtime = g->vtime;
+	domain_id = waiting_domain(p, g, domain_of(cpu));
+	id = entity_for(tc, domain_id);
+	e = id ? lookup_entity(id) : NULL;
+	d = lookup_domain(domain_id);
+	if (!e || !d) {
+		scx_bpf_dsq_insert(p, SCX_DSQ_GLOBAL, slice_ns, enq_flags);
+		return;
+	}
+	bound = waits_bound(p, tc, e, domain_id);
+	if (bound) {
+		domain_id = domain_of(cpu);
+		d = lookup_domain(domain_id);
+		if (!d)
+			return;
+		wait_bound(p, tc, d, cpu, enq_flags, now);
+		vtime = tc->bound_vtime;
+	} else {
+		wait_in_entity(p, tc, g, d, id, e, enq_flags, now);
+	}
+	begin_turns(domain_id, d, now);
+	if (bound)
+		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+	else if (wake_idle_cpu(p) ||
+		 call_cpu(e, d, domain_id == domain_of(cpu) ? bit_of(cpu) : 0,
+			  woke))
+		return;
+	if (woke && domain_id == domain_of(cpu))
+		preempt_for(tc, p->pid, tc->queue, g, cpu, vtime, d->present,
+			    now);
 }
 
 void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 {
 	s32 cpu = scx_bpf_task_cpu(p);
+	u32 domain_id = domain_of(cpu);
+	struct domain *d = lookup_domain(domain_id);
 	struct task_ctx *tc = lookup_task(p);
-	struct cpu_state *c = lookup_cpu(cpu);
-	u64 now = scx_bpf_now(), vtime;
-	u32 lane_id, queue_id;
-	struct queue *q;
-	struct group *g;
-	bool left, called;
+	u64 now = scx_bpf_now();
 
-	if (!tc || !c)
+	if (!tc || !d)
 		return;
 	stop_waiting(tc);
-	if (is_per_cpu_kthread(p)) {
+	/* What it is for cannot wait, unless it never ends. */
+	if (is_per_cpu_kthread(p) &&
+	    tc->bound_cost < KTHREAD_SLICES * slice_ns) {
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns,
 				   enq_flags | SCX_ENQ_PREEMPT);
 		return;
@@ -208,246 +277,179 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 	/* Of a woken one, ops.runnable() has just done it. */
 	if (!(enq_flags & SCX_ENQ_WAKEUP))
 		find_group(p, tc);
+	else
+		note_woken_by_ipi(tc, now);
 	if (!tc->ready_at_ns)
 		tc->ready_at_ns = now;
-	if (give_to_idle(p, tc, enq_flags))
-		return;
-	lane_id = lane_for(p, tc, cpu);
-	queue_id = find_queue(tc, tc->group, lane_id);
-	g = lookup_group(tc->group);
-	q = lookup_queue(queue_id);
-	if (!queue_id || !q || !g) {
-		count(&host_stats.queue_exhausted);
-		scx_bpf_dsq_insert(p, SCX_DSQ_GLOBAL, slice_ns, enq_flags);
-		return;
-	}
-	if (enq_flags & SCX_ENQ_WAKEUP)
-		note_woken_by_ipi(tc, g, now);
-	vtime = settle_vtime(g, c, enq_flags & SCX_ENQ_WAKEUP, now);
-	scx_bpf_dsq_insert_vtime(p, queue_id, slice_ns, task_key(tc, g),
-				 enq_flags);
-	tc->queue = queue_id;
-	tc->parked_mark_ns = q->parked_sum_ns;
-	queue_add_waiter(queue_id, q, vtime);
-	/* A CPU may have gone idle since: see cohort_update_idle(). */
-	lane_kick_idle(lane_id);
-	left = (enq_flags & SCX_ENQ_WAKEUP) && is_left_to(tc, cpu, now);
-	called = tc->is_vcpu && !left && call_filler(g, lane_id, now);
-
-	if (!(enq_flags & SCX_ENQ_WAKEUP)) {
-		if (tc->is_vcpu && tc->last_cpu == cpu && !tc->stopped_at_ns &&
-		    !c->gave_way && is_on(MECH_RESUME))
-			interrupt_turn(c, p->pid, queue_id, now);
-		return;
-	}
-	if (is_vm(g) && c->group == tc->group && is_on(MECH_HEIR))
-		name_heir(c, p->pid, queue_id);
-	if (called)
-		return;
-	if (lends(c, tc, g, vtime, lane_id))
-		name_borrower(c, p->pid, queue_id, now);
-	else if (!preempts(tc, g, vtime, c))
-		return;
-	scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+	if (is_throttled(tc->cgroup_group))
+		park(p, tc, d, domain_id, enq_flags, now);
+	else
+		wait_for_cpu(p, tc, cpu, enq_flags, now);
 }
 
 void BPF_STRUCT_OPS(cohort_dequeue, struct task_struct *p, u64 deq_flags)
 {
-	leave_queue(p);
+	struct task_ctx *tc = lookup_task_may_fail(p);
+
+	if (tc)
+		stop_waiting(tc);
 }
 
 /* ---- what runs next ---- */
 
-/* Should @prev, whose slice is over, go on in turn @turn rather than @front come? */
-static bool goes_on(struct task_ctx *tc, const struct front *front, u64 turn,
-		    u64 now)
+/* The virtual time of the first task in @queue; false: an enqueue is under way. */
+static bool head_vtime(u32 queue, u64 *vtime)
 {
-	struct group *g;
+	struct task_struct *head;
+	bool found = false;
+
+	bpf_for_each(scx_dsq, head, queue, 0) {
+		*vtime = head->scx.dsq_vtime;
+		found = true;
+		break;
+	}
+	return found;
+}
+
+static void go_on(struct cpu_state *c, struct task_struct *p)
+{
+	c->lent_pid = 0;
+	scx_bpf_task_set_slice(p, slice_ns);
+}
+
+/* Does a task wait for whom @c is in this turn? */
+static bool slot_waits(const struct cpu_state *c)
+{
+	struct entity *e;
+
+	if (!c->slot)
+		return false;
+	if (c->slot == SLOT_BOUND)
+		return c->nr_bound > 0;
+	e = lookup_entity(c->slot);
+	return e && e->nr_waiting > 0;
+}
+
+/* Does @prev, with @tc, which ran on @c, stand before the first one that waits for whom @c
+ * is in this turn? */
+static bool stands_first(const struct cpu_state *c, s32 cpu,
+			 const struct task_ctx *tc)
+{
+	bool bound = c->slot == SLOT_BOUND;
 	u64 head;
 
-	if (throttled_by(tc->group))
+	if (bound ? !c->bound : c->entity != c->slot)
 		return false;
-	if (!front->queue)
+	if (!head_vtime(bound ? BOUND_QUEUE | cpu : c->slot, &head))
 		return true;
-	g = lookup_group(tc->group);
-	if (!g)
-		return false;
-	if (front->group != tc->group) {
-		if (front->in_window && window_turn(g) == turn)
-			return true; /* two cohorts, side by side */
-		return vtime_before(group_vtime(g, now), front->key);
+	return vtime_before(bound ? c->bound_vtime + tc->bound_cost : tc->vtime,
+			    head);
+}
+
+/* Somebody waits for whom @c, of @cpu, is in this turn: one of them runs, or @prev, with
+ * @tc (NULL: it does not go on). */
+static bool serve_slot(struct cpu_state *c, s32 cpu, struct domain *d,
+		       struct task_struct *prev, struct task_ctx *tc)
+{
+	if (prev && tc && stands_first(c, cpu, tc)) {
+		go_on(c, prev);
+		return true;
 	}
-	return !head_vtime(front->queue, &head) ||
-	       vtime_before(tc->vtime, head);
+	if (c->slot == SLOT_BOUND)
+		return take_bound(c, cpu);
+	return take_from(c->slot, cpu, turn_length(d));
 }
 
-/* @p, which runs on @c, gets another slice. */
-static void extend(struct cpu_state *c, struct task_struct *p,
-		   struct task_ctx *tc, u64 now)
+/* @c, of @cpu in domain @domain_id, takes a task from elsewhere than its slot. */
+static bool fill_in(struct cpu_state *c, s32 cpu, struct domain *d,
+		    u32 domain_id, u64 now)
 {
-	struct group *g = lookup_group(tc->group);
-	u64 slice = turn_ns(now);
-
-	tc->stopped_at_ns = 0; /* nobody has taken its place */
-	c->lent_pid = 0;
-	scx_bpf_task_set_slice(p, slice);
-	c->slice_until_ns = now + slice;
-	if (!g)
-		return;
-	serve_window(c, tc, g, now);
-	watch_slice(scx_bpf_task_cpu(p), c, g, tc, now);
+	return take_bound(c, cpu) || take_next(d, domain_id, cpu, now) ||
+	       pull_from_any(d, domain_id, cpu, now);
 }
 
-/* The contest on @c, if there was one, went to group @id, which the key of @front
- * (its own queue's, or the loser's if that waits here) may have put before its
- * time. */
-static void favour(struct cpu_state *c, u32 id, const struct front *front,
-		   u64 now)
+/* CPU @cpu is to take a task from another domain, once. */
+static bool pulls(struct cpu_state *c, s32 cpu, u64 now)
 {
-	struct group *g;
-	u64 vtime;
+	u32 from = c->pull_from;
 
-	if (!c->contested)
-		return;
-	g = lookup_group(id);
-	if (!g)
-		return;
-	vtime = g->vtime;
-	if ((front->queue || front->in_window) &&
-	    vtime_before(front->key, vtime))
-		vtime = front->key;
-	/* A woken task has credit: served, it does not turn the clock back. */
-	if (now - c->present_at_ns > PRESENT_FRESH_NS ||
-	    vtime_before(c->present, vtime))
-		c->present = vtime;
-	c->present_at_ns = now;
-}
-
-/*
- * This CPU is to dispatch once more. Not if it goes offline: it becomes idle for
- * the last time after its last interrupt, a kick would stay pending, and whoever
- * waits for that to end (the kernel, when it takes this scheduler out) would
- * wait for ever.
- */
-static void look_again(struct cpu_state *c, s32 cpu)
-{
-	if (!c->offline)
-		scx_bpf_kick_cpu(cpu, 0);
+	c->pull_from = 0;
+	return from && pull(from - 1, cpu, now);
 }
 
 void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 {
-	struct task_ctx *tc = NULL;
 	struct cpu_state *c = lookup_cpu(cpu);
-	u64 now = scx_bpf_now(), turn = turn_for_windows(now);
-	struct front front = {};
-	struct queue *q;
-	bool called, lost = false;
-	u32 i;
+	u32 domain_id = domain_of(cpu);
+	struct domain *d = lookup_domain(domain_id);
+	struct task_ctx *tc = NULL;
+	u64 now = scx_bpf_now();
+	bool waits;
 
-	if (!c)
+	if (!c || !d)
 		return;
 	if (prev && runnable_here(prev)) {
 		tc = lookup_task_may_fail(prev);
 		if (tc)
-			charge(prev, tc, c, now);
+			charge(prev, tc, d, now);
 	}
 	if (leaves_hook(c, cpu, prev, tc))
 		return;
-	called = gives_way(c, turn);
-	if (serve_borrower(c, cpu, now))
+	if (has_to_unpark(d))
+		unpark(domain_id);
+	if (tc && is_throttled(tc->cgroup_group))
+		tc = NULL;
+	waits = slot_waits(c);
+	if (follow_hint(c, cpu, waits, now) || pulls(c, cpu, now) ||
+	    (waits && serve_slot(c, cpu, d, prev, tc)))
 		return;
-	if (!called) {
-		if (!tc &&
-		    (serve_heir(c, cpu, now) || resume_turn(c, cpu, turn, now)))
-			return;
-		if (tc && hands_turn_on(c, cpu, tc->group, now))
-			return;
-	}
-	if (balance(c, cpu, tc ? lookup_group(tc->group) : NULL, now))
-		return;
-
-	bpf_for(i, 0, DISPATCH_TRIES) {
-		find_front(cpu, tc ? tc->group : 0, turn, &front);
-		if (turn && front.queue && !front.in_window &&
-		    is_on(MECH_PACKING))
-			pack_front(c, turn, &front);
-		q = lookup_queue(front.queue);
-		c->contested = front.contested || wanted_afar(c, now);
-		if (tc && goes_on(tc, &front, turn, now)) {
-			if (turn && front.contested && !front.in_window &&
-			    !open_window(tc->group, tc->queue_cached, front.key,
-					 turn))
-				continue;
-			favour(c, tc->group, &front, now);
-			if (owes_yield(c, tc->group, now) &&
-			    serve_yield(c, cpu, turn_ns(now)))
-				return;
-			extend(c, prev, tc, now);
-			return;
-		}
-		if (!front.queue || !q)
-			break;
-		if (turn && !front.in_window &&
-		    !open_window(front.group, front.queue, front.key, turn))
-			continue;
-		favour(c, front.group, &front, now);
-		q->served_key = front.key;
-		if (owes_yield(c, front.group, now) &&
-		    serve_yield(c, cpu, turn_ns(now)))
-			return;
-		if (take_from(front.queue, cpu, now))
-			return;
-		/* Another CPU took it; or an enqueue is under way, or an
-		 * affinity is just changing: whoever stands behind must not
-		 * wait for that, in a window neither. */
-		queue_relist(q->lane, front.queue, front.key + slice_ns / 8,
-			     false);
-		if (lost)
-			turn = 0;
-		lost = true;
-	}
-	if (steal(c, cpu, now))
-		return;
-	/* Fronts were lost to other CPUs: better @prev than an idle CPU, and
-	 * better another look than an idle CPU with tasks waiting for it. */
-	if (tc && !throttled_by(tc->group))
-		extend(c, prev, tc, now);
-	else if (front.queue)
-		look_again(c, cpu);
+	if (prev && tc)
+		go_on(c, prev);
+	else
+		fill_in(c, cpu, d, domain_id, now);
 }
 
 /*
  * A task that began to wait after this CPU's last look, and before the CPU was
  * marked as idle, would wait for nobody. An enqueue counts the task, then looks
  * for an idle CPU; this, after the mark, looks for counted tasks: one sees the
- * other.
+ * other. Once, as it may not be able to run here. Not if the CPU goes offline: it
+ * becomes idle for the last time after its last interrupt, a kick would stay pending,
+ * and whoever waits for that to end (the kernel, when it takes this scheduler out)
+ * would wait for ever.
  */
 void BPF_STRUCT_OPS(cohort_update_idle, s32 cpu, bool idle)
 {
+	struct domain *d = lookup_domain(domain_of(cpu));
 	struct cpu_state *c = lookup_cpu(cpu);
 
-	if (idle && c && someone_waits(c, cpu))
-		look_again(c, cpu);
+	if (!idle || !c || !d || d->nr_waiting <= 0 || c->looked_again ||
+	    !(d->cpus & bit_of(cpu)))
+		return;
+	c->looked_again = 1;
+	scx_bpf_kick_cpu(cpu, 0);
 }
 
 /*
  * KVM offers @to in the place of the spinning @from; or, without @to, a task
  * called sched_yield(). Nothing can be moved here: the dispatch that follows on
- * this CPU does it. KVM's candidate is a hint: whom @from waits for comes first.
+ * this CPU does it.
  */
 bool BPF_STRUCT_OPS(cohort_yield, struct task_struct *from,
 		    struct task_struct *to)
 {
-	s32 cpu = scx_bpf_task_cpu(from), verdict, offered_pid = 0;
+	s32 cpu = scx_bpf_task_cpu(from), verdict;
 	struct task_ctx *giver = lookup_task_may_fail(from), *taker;
 	struct cpu_state *c = lookup_cpu(cpu);
-	struct yield_offer offer = {};
 	struct choice choice = {};
 	u32 mechanism = MECH_YIELD;
 	struct group *g;
 
 	if (!to) {
+		g = giver ? lookup_group(giver->group) : NULL;
+		/* Behind whoever ran last in its cgroup. */
+		if (g && vtime_before(giver->vtime, g->task_vtime_now))
+			giver->vtime = g->task_vtime_now;
 		scx_bpf_task_set_slice(from, 0);
 		return false;
 	}
@@ -457,32 +459,17 @@ bool BPF_STRUCT_OPS(cohort_yield, struct task_struct *from,
 	g = lookup_group(giver->group);
 	if (!g)
 		return false;
-	offer.sibling = giver->group == taker->group && is_vm(g);
-	offer.ready = taker->queue != 0;
-	offer.allowed = bpf_cpumask_test_cpu(cpu, to->cpus_ptr);
-	offer.throttled = throttled_by(giver->group) != 0;
-
 	count(&g->info.stats.yields_offered);
-	verdict = yield_verdict(&offer);
-	if (verdict == YIELD_ACCEPT) {
-		offered_pid = to->pid;
-		choice.pid = to->pid;
-		choice.queue = taker->queue;
-		choice.rank = TARGET_OFFERED;
-	}
-	if (is_vm(g) && !offer.throttled)
-		choose_sibling(giver, from->pid, cpu, is_on(MECH_RANK),
-			       &choice);
-	if (!choice.pid) {
+	verdict = answer_offer(from, giver, to, taker, g, cpu, &choice);
+	if (verdict != YIELD_ACCEPT) {
 		count_miss(g, verdict);
 		return false;
 	}
-	if (choice.pid != offered_pid) {
+	if (choice.pid != to->pid) {
 		count(&g->info.stats.yields_better);
-		mechanism =
-			choice.rank == TARGET_RECEIVER ? MECH_IPI : MECH_RANK;
+		mechanism = MECH_RANK;
 	}
-	owe_yield(c, giver, from->pid, &choice, mechanism);
+	hand_turn_on(c, g, &choice, mechanism);
 	giver->yielded = 1;
 	scx_bpf_task_set_slice(from, 0);
 	return true;
@@ -503,68 +490,98 @@ void BPF_STRUCT_OPS(cohort_runnable, struct task_struct *p, u64 enq_flags)
 		tc->is_runnable = 1;
 		group_runnable(tc->group, 1);
 	}
+	if (!tc->is_vcpu || !(enq_flags & SCX_ENQ_WAKEUP))
+		return;
 	g = lookup_group(tc->group);
-	if (g && tc->is_vcpu && (enq_flags & SCX_ENQ_WAKEUP))
+	if (g)
 		count(&g->info.stats.wakeups);
 }
 
 /* vCPU @tid of @g, which has a CPU again, was kept from running so long. */
-static void note_waits(s32 tid, struct group *g, u64 costop_ns, u64 capped_ns)
+static void note_capped(s32 tid, struct group *g, u64 capped_ns)
 {
-	struct vcpu_waits *waits, first = {
-		.costop_ns = costop_ns,
-		.capped_ns = capped_ns,
-	};
+	struct vcpu_waits *waits, first = { .capped_ns = capped_ns };
 
-	if (!costop_ns && !capped_ns)
+	if (!capped_ns)
 		return;
-	__sync_fetch_and_add(&g->info.stats.costop_ns, costop_ns);
 	__sync_fetch_and_add(&g->info.stats.throttled_ns, capped_ns);
 	waits = bpf_map_lookup_elem(&cohort_waits, &tid);
-	if (!waits) {
+	if (waits)
+		waits->capped_ns += capped_ns;
+	else
 		bpf_map_update_elem(&cohort_waits, &tid, &first, BPF_NOEXIST);
-		return;
-	}
-	waits->costop_ns += costop_ns;
-	waits->capped_ns += capped_ns;
 }
 
-/* A task got a CPU: how long it waited, and a vCPU behind whom. */
+/* How long the vCPU @tc of @g, thread @pid, waited: behind a sibling that ran on @c? */
+static void account_vcpu(s32 pid, struct task_ctx *tc, struct group *g,
+			 struct cpu_state *c, s32 cpu, u64 waited_ns)
+{
+	struct domain *d = lookup_domain(domain_of(cpu));
+	u64 behind_ns = c->prev_run_ns;
+
+	note_capped(pid, g, tc->throttled_ns);
+	__sync_fetch_and_add(&g->info.stats.ready_ns,
+			     waited_ns - tc->throttled_ns);
+	if (tc->last_cpu >= 0 && tc->last_cpu != cpu)
+		count(&g->info.stats.migrations);
+	if (c->prev_group != tc->group || c->prev_pid == pid || !d ||
+	    cpus_in(d->cpus) <= fair_nr_running(g->running))
+		return;
+	if (behind_ns > waited_ns)
+		behind_ns = waited_ns;
+	__sync_fetch_and_add(&g->info.stats.stacked_ns, behind_ns);
+}
+
+/* A task got a CPU: how long it waited. */
 static void account_wait(struct task_struct *p, struct task_ctx *tc,
 			 struct group *g, struct cpu_state *c, s32 cpu, u64 now)
 {
 	u64 waited_ns = tc->ready_at_ns ? now - tc->ready_at_ns : 0;
-	u64 throttled_ns = tc->throttled_ns, costop_ns;
-	struct lane *lane;
 
-	end_stop(tc, now);
-	costop_ns = tc->costop_ns;
-	tc->costop_ns = 0;
+	if (tc->throttled_ns > waited_ns)
+		tc->throttled_ns = waited_ns;
+	__sync_fetch_and_add(&g->info.stats.waited_ns, waited_ns);
+	if (tc->is_vcpu)
+		account_vcpu(p->pid, tc, g, c, cpu, waited_ns);
 	tc->ready_at_ns = 0;
 	tc->throttled_ns = 0;
-	__sync_fetch_and_add(&g->info.stats.waited_ns, waited_ns);
-	if (!tc->is_vcpu)
-		return;
-	/* It may have joined a queue that was parked already. */
-	if (throttled_ns > waited_ns)
-		throttled_ns = waited_ns;
-	if (costop_ns > waited_ns - throttled_ns)
-		costop_ns = waited_ns - throttled_ns;
-	note_waits(p->pid, g, costop_ns, throttled_ns);
-	__sync_fetch_and_add(&g->info.stats.ready_ns,
-			     waited_ns - throttled_ns - costop_ns);
-	if (tc->last_cpu >= 0 && tc->last_cpu != cpu)
-		count(&g->info.stats.migrations);
-	if (c->prev_group != tc->group || c->prev_pid == p->pid)
-		return;
-	lane = lookup_lane(lane_for(p, tc, cpu));
-	if (lane && lane->nr_cpus > fair_nr_running(g->running)) {
-		u64 behind_ns = c->prev_run_ns;
+}
 
-		if (behind_ns > waited_ns)
-			behind_ns = waited_ns;
-		__sync_fetch_and_add(&g->info.stats.stacked_ns, behind_ns);
+/* The task @p, of @g, runs on @c: for its entity, or as one that is bound. */
+static void enter_cpu(struct task_struct *p, struct task_ctx *tc,
+		      struct group *g, struct cpu_state *c, s32 cpu, u64 now)
+{
+	struct domain *d = lookup_domain(domain_of(cpu));
+	u32 id = entity_for(tc, domain_of(cpu));
+	struct entity *e = id ? lookup_entity(id) : NULL;
+
+	c->group = tc->group;
+	c->vtime = tc->vtime;
+	c->run_at_ns = now;
+	c->looked_again = 0;
+	c->bound = !e || is_apart(p, tc, e, domain_of(cpu));
+	if (c->bound) {
+		c->entity = 0;
+		if (tc->bound_vtime &&
+		    vtime_before(c->bound_present, tc->bound_vtime))
+			c->bound_present = tc->bound_vtime;
+		c->bound_vtime = c->bound_present;
+		tc->bound_vtime = 0; /* it is of this CPU, and this time */
+		c->bound_served_ns = now;
+		c->bound_share =
+			fair_bound_share(group_share(g, now), g->nr_runnable);
+		return;
 	}
+	c->entity = id;
+	if (vtime_before(g->task_vtime_now, tc->vtime))
+		g->task_vtime_now = tc->vtime;
+	__sync_fetch_and_or(&e->running, bit_of(cpu));
+	if (e->called & bit_of(cpu))
+		__sync_fetch_and_and(&e->called, ~bit_of(cpu));
+	if (d && e->missed & bit_of(cpu) && planned_cpus(e, d) &&
+	    __sync_and_and_fetch(&e->missed, ~bit_of(cpu)) == 0)
+		count_time(g->info.stats.window_skew, now - d->planned_ns);
+	wake_entity(id, e, g->vtime, now);
 }
 
 void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
@@ -582,46 +599,57 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 	if (!g)
 		return;
 	account_wait(p, tc, g, c, cpu, now);
-	wait_ends(&tc->signals.ipi_waits_ns, g->info.stats.ipi_to_run, now);
-	forget_unseen_ipis(tc);
+	if (tc->is_vcpu) {
+		wait_ends(&tc->signals.ipi_waits_ns, g->info.stats.ipi_to_run,
+			  now);
+		forget_unseen_ipis(tc);
+	}
 	tc->run_at_ns = now;
 	tc->charged_ns = p->se.sum_exec_runtime;
 	tc->charged_at_ns = now;
-	serve_window(c, tc, g, now);
-	c->slice_until_ns = now + p->scx.slice;
+	tc->last_cpu = cpu;
 	if (c->lent_pid != p->pid)
 		c->lent_pid = 0;
-	tc->last_cpu = cpu;
-	if (vtime_before(g->task_vtime_now, tc->vtime))
-		g->task_vtime_now = tc->vtime;
 	__sync_fetch_and_add(&g->running, fair_runs(now));
-	c->group = tc->group;
-	watch_slice(cpu, c, g, tc, now);
+	enter_cpu(p, tc, g, c, cpu, now);
 }
 
-void BPF_STRUCT_OPS(cohort_stopping, struct task_struct *p, bool runnable)
+/* The task that ran on @c, of @cpu, with @tc, leaves it. */
+static void leave_cpu(struct task_struct *p, struct task_ctx *tc,
+		      struct cpu_state *c, s32 cpu, u64 now)
 {
-	s32 cpu = scx_bpf_task_cpu(p);
-	struct task_ctx *tc = lookup_task_may_fail(p);
-	struct cpu_state *c = lookup_cpu(cpu);
-	u64 now = scx_bpf_now();
-	struct group *g;
+	struct entity *e = c->entity ? lookup_entity(c->entity) : NULL;
 
-	if (!tc || !c || !tc->run_at_ns)
-		return;
-	charge(p, tc, c, now);
-	g = lookup_group(tc->group);
-	if (g)
-		__sync_fetch_and_sub(&g->running, fair_runs(tc->charged_at_ns));
+	if (e)
+		__sync_fetch_and_and(&e->running, ~bit_of(cpu));
 	c->prev_pid = p->pid;
 	c->prev_group = tc->group;
 	c->prev_run_ns = now - tc->run_at_ns;
 	if (c->lent_pid == p->pid)
 		c->lent_until_ns =
 			now + wake_pause_ns(c->prev_run_ns, slice_ns);
+	c->lent_pid = 0;
 	c->group = 0;
-	c->grace_pid = 0;
-	c->relaxed_pid = 0;
+	c->entity = 0;
+	c->bound = 0;
+}
+
+void BPF_STRUCT_OPS(cohort_stopping, struct task_struct *p, bool runnable)
+{
+	s32 cpu = scx_bpf_task_cpu(p);
+	struct task_ctx *tc = lookup_task_may_fail(p);
+	struct domain *d = lookup_domain(domain_of(cpu));
+	struct cpu_state *c = lookup_cpu(cpu);
+	u64 now = scx_bpf_now();
+	struct group *g;
+
+	if (!tc || !c || !d || !tc->run_at_ns)
+		return;
+	charge(p, tc, d, now);
+	g = lookup_group(tc->group);
+	if (g)
+		__sync_fetch_and_sub(&g->running, fair_runs(tc->charged_at_ns));
+	leave_cpu(p, tc, c, cpu, now);
 	tc->run_at_ns = 0;
 	tc->ready_at_ns = runnable ? now : 0;
 }
@@ -633,65 +661,40 @@ void BPF_STRUCT_OPS(cohort_quiescent, struct task_struct *p, u64 deq_flags)
 	if (!tc)
 		return;
 	stop_waiting(tc);
-	note_sleep(tc);
 	tc->ready_at_ns = 0;
 	tc->throttled_ns = 0;
-	tc->stopped_at_ns = 0;
-	tc->costop_ns = 0;
 	if (tc->is_runnable) {
 		tc->is_runnable = 0;
 		group_runnable(tc->group, -1);
 	}
 }
 
-/* The slice of @p is over: a vCPU that somebody may be waiting for, as it is in
- * guest kernel mode, runs on for a moment. */
-static void give_grace(struct task_struct *p, struct cpu_state *c, u64 now)
+/* Once a second, of each VM: where does it stand, and is it an exception? */
+static void look_up_place(struct task_ctx *tc, struct group *g, u64 now)
 {
-	u64 longer_ns = grace_ns(slice_ns);
+	u32 *rule = bpf_map_lookup_elem(&cohort_rules, &g->info.tgid);
 
-	if (c->grace_pid || !c->contested || !is_on(MECH_GRACE) ||
-	    !is_in_guest_kernel(p))
-		return;
-	/* To the next tick if need be: the alarm ends it before. */
-	if (!set_alarm(scx_bpf_task_cpu(p), longer_ns))
-		return;
-	c->grace_pid = p->pid;
-	scx_bpf_task_set_slice(p, slice_ns);
-	c->slice_until_ns = now + longer_ns;
-	count_effect(MECH_GRACE);
+	g->parent_checked_ns = now;
+	g->info.cohort_rule = rule ? *rule : COHORT_AUTO;
+	set_parent(tc->group, place_of_vm(tc->cgroup_group));
 }
 
 void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 {
 	struct task_ctx *tc = lookup_task_may_fail(p);
 	s32 cpu = scx_bpf_task_cpu(p);
-	struct cpu_state *c = lookup_cpu(cpu);
+	struct domain *d = lookup_domain(domain_of(cpu));
 	u64 now = scx_bpf_now();
 	struct group *g;
-	bool over, stops;
 
-	if (!tc || !c || !tc->run_at_ns)
+	if (!tc || !d || !tc->run_at_ns)
 		return;
-	g = lookup_group(tc->group);
-	if (g)
-		follow_crowd(c, turns_before_last(c, cpu, tc, g));
-	follow_ticks(c, now);
-	charge(p, tc, c, now);
-	/* Turns end by the clock; a slice lasts longer by what interrupts took. */
-	over = !p->scx.slice || !vtime_before(now, c->slice_until_ns);
-	stops = throttled_by(tc->group) || stops_for_sibling(tc, now);
-	if (over || stops)
+	charge(p, tc, d, now);
+	if (is_throttled(tc->cgroup_group))
 		scx_bpf_task_set_slice(p, 0);
-	if (over && !stops)
-		give_grace(p, c, now);
-	if (!tc->is_vcpu || !g || !is_vm(g))
-		return;
-	update_score(g);
-	if (now - g->parent_checked_ns > PARENT_FRESH_NS) {
-		g->parent_checked_ns = now;
-		set_parent(tc->group, place_of_vm(tc->cgroup_group));
-	}
+	g = tc->is_vcpu ? lookup_group(tc->group) : NULL;
+	if (g && is_vm(g) && now - g->parent_checked_ns > PARENT_FRESH_NS)
+		look_up_place(tc, g, now);
 }
 
 /* ---- tasks and cgroups come, change and go ---- */
@@ -736,7 +739,6 @@ void BPF_STRUCT_OPS(cohort_exit_task, struct task_struct *p,
 		bpf_map_delete_elem(&cohort_waits, &tid);
 	leave_group(tc);
 	tc->group = 0;
-	forget_lane(tc);
 	count_process(tc->cgroup_group, p->tgid, -1);
 }
 
@@ -746,7 +748,7 @@ void BPF_STRUCT_OPS(cohort_set_cpumask, struct task_struct *p,
 	struct task_ctx *tc = lookup_task_may_fail(p);
 
 	if (tc)
-		forget_lane(tc);
+		tc->cpus_domain = 0;
 }
 
 s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_cgroup_init, struct cgroup *cgrp,
@@ -824,35 +826,63 @@ void BPF_STRUCT_OPS(cohort_cgroup_set_bandwidth, struct cgroup *cgrp,
 		set_cap(id, period_us, quota_us, burst_us);
 }
 
-/* With these two the scheduler stays when CPUs come and go. The lanes keep an
- * offline CPU: the kernel runs nothing on it. */
+/* With these two the scheduler stays when CPUs come and go. */
 void BPF_STRUCT_OPS(cohort_cpu_online, s32 cpu)
 {
-	struct cpu_state *c = lookup_cpu(cpu);
+	struct domain *d = lookup_domain(domain_of(cpu));
 
-	if (c)
-		c->offline = 0;
+	if (d)
+		__sync_fetch_and_or(&d->cpus, bit_of(cpu));
 }
 
 void BPF_STRUCT_OPS(cohort_cpu_offline, s32 cpu)
 {
-	struct cpu_state *c = lookup_cpu(cpu);
+	struct domain *d = lookup_domain(domain_of(cpu));
 
-	if (c)
-		c->offline = 1;
+	if (d)
+		__sync_fetch_and_and(&d->cpus, ~bit_of(cpu));
 }
 
 /* ---- the scheduler itself ---- */
 
-static int init_domain_lane(u32 domain_id)
+static s32 init_cpu(u32 cpu)
 {
-	u32 id = FIRST_DOMAIN_LANE + domain_id;
-	struct lane *lane = lookup_lane(id);
-	s32 err = init_lane(id);
+	struct domain *d = lookup_domain(domain_of(cpu));
+	struct timer *alarm = lookup_alarm(cpu);
+	const struct cpumask *online;
+	s32 err;
+	u32 i;
 
-	if (!err && lane)
-		fill_lane(lane, domain_id, NULL);
-	return err;
+	if (!d || !alarm)
+		return -EINVAL;
+	i = d->nr_cpus++;
+	if (i >= DOMAIN_CPUS)
+		return -E2BIG;
+	d->cpu[i] = cpu;
+	cpu_bit[cpu & (MAX_CPUS - 1)] = 1ULL << i;
+	online = scx_bpf_get_online_cpumask();
+	if (bpf_cpumask_test_cpu(cpu, online))
+		d->cpus |= 1ULL << i;
+	scx_bpf_put_cpumask(online);
+	err = bpf_timer_init(&alarm->timer, &alarms, CLOCK_MONOTONIC);
+	if (err)
+		return err;
+	bpf_timer_set_callback(&alarm->timer, alarm_rings);
+	return scx_bpf_create_dsq(BOUND_QUEUE | cpu, -1);
+}
+
+static s32 init_domain(u32 id)
+{
+	struct timer *timer = lookup_turn_timer(id);
+	s32 err;
+
+	if (!timer)
+		return -EINVAL;
+	err = bpf_timer_init(&timer->timer, &turns, CLOCK_MONOTONIC);
+	if (err)
+		return err;
+	bpf_timer_set_callback(&timer->timer, turn_ends);
+	return scx_bpf_create_dsq(PARKED_QUEUE | id, -1);
 }
 
 s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_init)
@@ -860,39 +890,22 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_init)
 	u32 i, id;
 	s32 err;
 
-	loaded_ns = scx_bpf_now();
-	loaded_jiffies = bpf_jiffies64();
-	turns_late_ns = tick_ns;
 	bpf_for(i, 1, MAX_GROUPS) {
 		id = i;
 		bpf_map_push_elem(&free_groups, &id, 0);
 	}
-	bpf_for(i, 0, MAX_SUBSETS) {
-		id = FIRST_SUBSET_LANE + i;
-		err = init_lane(id);
+	bpf_for(i, 0, nr_domains) {
+		err = init_domain(i);
 		if (err)
 			return err;
-		bpf_map_push_elem(&free_lanes, &id, 0);
 	}
 	bpf_for(i, 0, nr_cpus) {
-		struct lane *lane = lookup_lane(i);
-		struct cpu_alarm *alarm = lookup_alarm(i);
-
-		if (!lane || !alarm)
-			return -EINVAL;
-		lane->nr_cpus = 1;
-		err = bpf_timer_init(&alarm->timer, &alarms, CLOCK_MONOTONIC);
-		if (err)
-			return err;
-		bpf_timer_set_callback(&alarm->timer, alarm_rings);
-	}
-	bpf_for(i, 0, nr_domains) {
-		err = init_domain_lane(i);
+		err = init_cpu(i);
 		if (err)
 			return err;
 	}
-	bpf_for(i, 1, MAX_QUEUES) {
-		err = init_queue(i);
+	bpf_for(i, 1, MAX_ENTITIES) {
+		err = init_entity(i);
 		if (err)
 			return err;
 	}

@@ -1,17 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Who runs in a vCPU's place when that waits before its turn is over: choosing
- * the sibling, remembering it on the CPU, running it at the next dispatch. A turn
- * is its VM's: handing it on costs nobody else anything. Not here: how the reasons
- * are ranked (policy/target.h), how interrupts are seen (observe.bpf.h), who goes
- * on when one sleeps (rest.bpf.h).
+ * Who runs in the place of a vCPU that waits. A turn is its VM's: handing it on costs
+ * nobody else anything. Not here: how the reasons are ranked (policy/target.h), how
+ * interrupts are seen (observe.bpf.h), what a CPU does with the choice (hint.bpf.h).
  */
 #ifndef COHORT_YIELD_BPF_H
 #define COHORT_YIELD_BPF_H
 
 enum {
-	MAX_SIBLINGS = 256, /* waiting ones looked through for a target */
-	MAX_RANKED = 16, /* of which so many are compared */
+	MAX_RANKED = 16, /* waiting siblings that are compared */
 	YIELD_SLICES = 8, /* how long a yield is owed */
 };
 
@@ -21,12 +18,6 @@ struct choice {
 	u32 queue; /* in which it waits */
 	u32 rank; /* enum target_rank */
 };
-
-static void count_miss(struct group *g, u32 reason)
-{
-	if (reason < NR_YIELD_MISS)
-		count(&g->info.stats.yields_missed[reason]);
-}
 
 /* ---- choosing ---- */
 
@@ -62,7 +53,7 @@ __noinline int follow_chain(s32 pid, s32 cpu, struct choice *choice)
 		bpf_task_release(next);
 		if (!next_tc || next_tc->group != tc->group ||
 		    !ipi_is_open(open_ipi_from(&next_tc->signals, pid), now,
-				 g->ipi_window_ns))
+				 IPI_WINDOW_NS))
 			break;
 		step = ipi_step(next_tc->queue != 0, next_tc->run_at_ns != 0);
 		if (step == IPI_TAKE && allowed) {
@@ -80,38 +71,31 @@ __noinline int follow_chain(s32 pid, s32 cpu, struct choice *choice)
 }
 
 /* Why the ready @tc, of struct kvm_vcpu @vcpu (0: none), should run. */
-__noinline int rank_of_ready(struct task_ctx *tc, u64 vcpu, u64 window_ns,
-			     bool from_kernel, bool offered)
+__noinline int rank_of_ready(struct task_ctx *tc, u64 vcpu, bool from_kernel,
+			     bool offered)
 {
 	struct target_facts facts = { .offered = offered };
 
 	if (!tc)
 		return TARGET_NONE;
 	facts.interrupt =
-		has_open_ipi(&tc->signals, scx_bpf_now(), window_ns) ||
+		has_open_ipi(&tc->signals, scx_bpf_now(), IPI_WINDOW_NS) ||
 		has_pending_interrupt((void *)vcpu);
 	facts.kernel = from_kernel && was_in_guest_kernel((void *)vcpu);
 	return target_rank(&facts);
 }
 
-/* The best of the siblings that wait in queue @queue_id. */
-__noinline int rank_siblings(u32 queue_id, s32 cpu, s32 offered_pid,
+/* The best of the siblings that wait in queue @queue. */
+__noinline int rank_siblings(u32 queue, s32 cpu, s32 offered_pid,
 			     bool from_kernel, struct choice *choice)
 {
-	struct queue *q = lookup_queue(queue_id);
 	struct task_struct *p;
-	struct group *g;
-	u64 window_ns;
 	u32 seen = 0;
 
-	if (!choice || !q)
+	if (!choice || !queue)
 		return 0;
-	g = lookup_group(q->group);
-	if (!g)
-		return 0;
-	window_ns = g->ipi_window_ns;
 	bpf_rcu_read_lock();
-	bpf_for_each(scx_dsq, p, queue_id, 0) {
+	bpf_for_each(scx_dsq, p, queue, 0) {
 		struct task_ctx *tc = lookup_task_may_fail(p);
 		bool offered = p->pid == offered_pid;
 		u32 rank;
@@ -121,11 +105,10 @@ __noinline int rank_siblings(u32 queue_id, s32 cpu, s32 offered_pid,
 		if (!tc || !tc->is_vcpu ||
 		    !bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
 			continue;
-		rank = rank_of_ready(tc, (u64)vcpu_of(p), window_ns,
-				     from_kernel, offered);
+		rank = rank_of_ready(tc, (u64)vcpu_of(p), from_kernel, offered);
 		if (target_replaces(rank, offered, choice->rank)) {
 			choice->pid = p->pid;
-			choice->queue = queue_id;
+			choice->queue = queue;
 			choice->rank = rank;
 		}
 	}
@@ -144,173 +127,71 @@ static void choose_sibling(struct task_ctx *giver, s32 pid, s32 cpu,
 	if (is_on(MECH_IPI))
 		follow_chain(pid, cpu, choice);
 	if (ranked && choice->rank != TARGET_RECEIVER)
-		rank_siblings(giver->queue_cached, cpu, offered_pid,
+		rank_siblings(giver->entity, cpu, offered_pid,
 			      giver->spins_in_kernel, choice);
 }
 
-/* Is there a sibling, which @choice is then, for the spinning @tc, thread @pid on
- * @cpu, though KVM found none? */
-static bool finds_sibling(struct task_ctx *tc, s32 pid, s32 cpu,
-			  struct choice *choice)
+/*
+ * KVM offers @to, with @taker, in the place of the running @from, with @giver, on @cpu: KVM's
+ * candidate is a hint, whom @from waits for comes first. Returns why nobody is run, or
+ * YIELD_ACCEPT with @choice.
+ */
+static s32 answer_offer(struct task_struct *from, struct task_ctx *giver,
+			struct task_struct *to, struct task_ctx *taker,
+			struct group *g, s32 cpu, struct choice *choice)
 {
+	struct yield_offer offer = {
+		.sibling = giver->group == taker->group && is_vm(g),
+		.ready = taker->queue && !(taker->queue & PARKED_QUEUE),
+		.allowed = bpf_cpumask_test_cpu(cpu, to->cpus_ptr),
+		.throttled = is_throttled(taker->cgroup_group),
+	};
+	s32 verdict = yield_verdict(&offer);
+
+	if (verdict == YIELD_ACCEPT) {
+		choice->pid = to->pid;
+		choice->queue = taker->queue;
+		choice->rank = TARGET_OFFERED;
+	}
+	if (is_vm(g) && !offer.throttled)
+		choose_sibling(giver, from->pid, cpu, is_on(MECH_RANK), choice);
+	return choice->pid ? YIELD_ACCEPT : verdict;
+}
+
+/* The vCPU @choice comes in the place of one of @g on @c, by @mechanism. */
+static void hand_turn_on(struct cpu_state *c, struct group *g,
+			 const struct choice *choice, u32 mechanism)
+{
+	count(&g->info.stats.yields_ready);
+	if (choice->rank == TARGET_RECEIVER)
+		mechanism = MECH_IPI;
+	give_hint(c, choice->pid, choice->queue, HINT_YIELD, mechanism,
+		  scx_bpf_now() + YIELD_SLICES * slice_ns);
+}
+
+/* Does a sibling of the spinning @tc wait for a CPU? */
+static bool sibling_waits(const struct task_ctx *tc)
+{
+	struct entity *e = tc->entity ? lookup_entity(tc->entity) : NULL;
+
+	return tc->is_vcpu && e && e->nr_waiting > 0;
+}
+
+/* The running @tc, thread @pid, gives way on @c, of @cpu, though KVM offers nobody. Whom to
+ * is found out now: a moment ago somebody was ready. */
+static bool gives_way(struct cpu_state *c, s32 cpu, struct task_ctx *tc,
+		      s32 pid)
+{
+	struct choice choice = {};
 	struct group *g = lookup_group(tc->group);
 
-	if (!g || !is_vm(g) || throttled_by(tc->group))
+	if (!g || !is_vm(g))
 		return false;
-	choose_sibling(tc, pid, cpu, true, choice);
-	return choice->pid != 0;
-}
-
-/* ---- owing and serving ---- */
-
-/* Has the task left the queue in which it was offered? */
-static bool runs_elsewhere(s32 pid, u32 queue_id)
-{
-	struct task_ctx *tc = lookup_thread_may_fail(pid);
-
-	return !tc || tc->queue != queue_id;
-}
-
-/* The yield that @c owed has come to an end: count it. */
-__noinline int end_yield(struct cpu_state *c, bool served)
-{
-	struct group *g;
-	s32 pid;
-
-	if (!c)
-		return 0;
-	g = lookup_group(c->yield_group);
-	pid = c->yield_pid;
-	c->yield_pid = 0;
-	if (!g)
-		return 0;
-	if (served) {
-		count(&g->info.stats.yields_served);
-		count_effect(c->yield_mechanism);
-	} else if (runs_elsewhere(pid, c->yield_queue)) {
-		count_miss(g, YIELD_MISS_ELSEWHERE);
-	} else {
-		count_miss(g, YIELD_MISS_LOST);
-	}
-	return 0;
-}
-
-/* What the yield of @giver to thread @taker_pid does to the order of siblings,
- * beyond the turn that it hands on. */
-__noinline int reorder(struct task_ctx *giver, s32 giver_pid, s32 taker_pid)
-{
-	u64 now = scx_bpf_now(), since_reverse_ns = ~0ULL, penalty_ns;
-	struct task_ctx *taker = lookup_thread_may_fail(taker_pid);
-	struct group *g;
-
-	if (!giver || !taker)
-		return 0;
-	g = lookup_group(giver->group);
-	if (!g)
-		return 0;
-	if (giver->yielded_by == taker_pid)
-		since_reverse_ns = now - giver->yielded_at_ns;
-	taker->yielded_by = giver_pid;
-	taker->yielded_at_ns = now;
-	if (is_on(MECH_CREDIT) && !taker->credit_ns) {
-		taker->credit_ns = deboost_credit(slice_ns);
-		count_effect(MECH_CREDIT);
-	}
-	if (!is_on(MECH_PENALTY))
-		return 0;
-	penalty_ns = deboost_penalty(
-		slice_ns, g->nr_runnable, now - giver->penalised_ns,
-		since_reverse_ns,
-		distance_between(giver->last_cpu, taker->last_cpu));
-	if (!penalty_ns)
-		return 0;
-	giver->penalty_ns = penalty_ns;
-	giver->penalised_ns = now;
-	count_effect(MECH_PENALTY);
-	return 0;
-}
-
-/* @c owes @choice, which @mechanism made, to the VM of @giver, thread @pid, which
- * runs there. */
-static void owe_yield(struct cpu_state *c, struct task_ctx *giver, s32 pid,
-		      const struct choice *choice, u32 mechanism)
-{
-	struct group *g = lookup_group(giver->group);
-	u64 now = scx_bpf_now();
-
-	if (!g)
-		return;
-	count(&g->info.stats.yields_ready);
-	/* One is owed at a time. */
-	if (c->yield_pid)
-		end_yield(c, false);
-	c->yield_turn_until_ns = c->slice_until_ns;
-	c->yield_queue = choice->queue;
-	c->yield_group = giver->group;
-	c->yield_mechanism = mechanism;
-	c->yield_until_ns = now + YIELD_SLICES * slice_ns;
-	/* Last: a dispatch may come between, if the hook of an exit gives it. */
-	barrier();
-	c->yield_pid = choice->pid;
-	if (is_on(MECH_PENALTY) || is_on(MECH_CREDIT))
-		reorder(giver, pid, choice->pid);
-}
-
-/* Is a yield to be served when group @id has a turn on @c? */
-static bool owes_yield(struct cpu_state *c, u32 id, u64 now)
-{
-	if (!c->yield_pid || c->yield_group != id)
+	choose_sibling(tc, pid, cpu, true, &choice);
+	if (!choice.pid)
 		return false;
-	if (vtime_before(now, c->yield_until_ns))
-		return true;
-	end_yield(c, false);
-	return false;
-}
-
-/* Run thread @pid on @cpu for @slice, if it still waits in queue @queue_id. */
-__noinline int run_waiting(u32 queue_id, s32 pid, s32 cpu, u64 slice)
-{
-	struct task_struct *p;
-	bool moved = false;
-	u32 seen = 0;
-
-	/* Nothing is searched for one that has left. */
-	if (runs_elsewhere(pid, queue_id))
-		return false;
-	bpf_for_each(scx_dsq, p, queue_id, 0) {
-		if (p->pid != pid) {
-			if (++seen >= MAX_SIBLINGS)
-				break;
-			continue;
-		}
-		if (bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
-			moved = move_here(BPF_FOR_EACH_ITER, p, slice);
-		break;
-	}
-	return moved;
-}
-
-/* Run the target of the yield that @c, of @cpu, owes, for @slice. */
-static bool serve_yield(struct cpu_state *c, s32 cpu, u64 slice)
-{
-	bool served = run_waiting(c->yield_queue, c->yield_pid, cpu, slice);
-
-	end_yield(c, served);
-	return served;
-}
-
-/* Does the target of the yield that @c, of @cpu, owes to group @id take over the turn of
- * the yielder? What is left of that is known at a dispatch only: in ops.yield(),
- * scx_bpf_now() may be milliseconds old, as the kernel keeps the clock that another
- * CPU read when it took a task from this one (only rq_unpin_lock() drops it). */
-static bool hands_turn_on(struct cpu_state *c, s32 cpu, u32 id, u64 now)
-{
-	u64 left_ns;
-
-	if (!owes_yield(c, id, now))
-		return false;
-	left_ns = loan_slice(now, c->yield_turn_until_ns, slice_ns);
-	return left_ns && serve_yield(c, cpu, left_ns);
+	hand_turn_on(c, g, &choice, MECH_RELAXED);
+	return true;
 }
 
 #endif /* COHORT_YIELD_BPF_H */

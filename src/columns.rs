@@ -13,8 +13,6 @@ pub enum Column {
     Run,
     /// Runnable, waiting for a CPU.
     Ready,
-    /// Runnable, stopped for its siblings.
-    Costop,
     /// Runnable, stopped by a cap.
     Limited,
     /// Nothing to do in the guest.
@@ -73,11 +71,10 @@ pub struct About {
 
 impl Column {
     /// All, the most asked for first.
-    pub const ALL: [Column; 24] = [
+    pub const ALL: [Column; 23] = [
         Column::Vcpus,
         Column::Run,
         Column::Ready,
-        Column::Costop,
         Column::Limited,
         Column::Halted,
         Column::Entitled,
@@ -146,14 +143,6 @@ impl Column {
                 "runnable and waiting for a CPU, in % of the time",
                 "from sched_wakeup or preemption until the thread runs",
                 "above 5: guests notice; above 10: they complain",
-            ),
-            Column::Costop => about(
-                "%CSTP",
-                "costop_pct",
-                "runnable and stopped, being too far ahead of its siblings, in % of the time",
-                "Cohort's own count, of waits that have ended; where Cohort does not schedule nobody is stopped, and this is \
-                 not there",
-                "above 5: the VM has more vCPUs than it can use here",
             ),
             Column::Limited => about(
                 "%MLMTD",
@@ -310,7 +299,6 @@ impl Column {
             Column::Vcpus => Some(f64::from(vcpu.vcpus)),
             Column::Run => Some(vcpu.run_pct),
             Column::Ready => Some(vcpu.ready_pct),
-            Column::Costop => Some(vcpu.costop_pct),
             Column::Limited => Some(vcpu.limited_pct),
             Column::Halted => Some(vcpu.halted_pct),
             Column::Entitled => Some(vcpu.entitled_pct),
@@ -344,7 +332,6 @@ impl Column {
         match self {
             Column::Run
             | Column::Ready
-            | Column::Costop
             | Column::Limited
             | Column::Halted
             | Column::Entitled

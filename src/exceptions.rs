@@ -1,14 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Exceptions for single VMs, from the TOML file: which are cohorts always or never, whatever their score says.
+//! Exceptions for single VMs, from the TOML file: whose vCPUs do not have their turns together.
 //!
 //! ```toml
+//! [[vm]]
+//! name = "build-7"
+//! cohort = "auto"
+//!
 //! [[vm]]
 //! name = "build-*"
 //! cohort = "never"
 //!
 //! [[vm]]
-//! cgroup = "/machine.slice/*gold*"
-//! cohort = "always"
+//! cgroup = "/machine.slice/*batch*"
+//! cohort = "never"
 //! ```
 //!
 //! The first one that fits a VM holds for it.
@@ -20,27 +24,24 @@ use crate::host::vm_identity::VmIdentity;
 use glob::Pattern;
 use serde::{Deserialize, Deserializer, de};
 
-/// Whether a VM is a cohort.
+/// Whether a VM's vCPUs have their turns together.
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq)]
 #[serde(rename_all = "kebab-case")]
 pub enum CohortRule {
-    /// Its score tells.
+    /// As the mechanism `cohorts` says.
     Auto,
-    /// It is one.
-    Always,
-    /// It is none, and has no windows.
+    /// They have them one by one.
     Never,
 }
 
 impl CohortRule {
     /// Every rule.
-    pub const ALL: [Self; 3] = [Self::Auto, Self::Always, Self::Never];
+    pub const ALL: [Self; 2] = [Self::Auto, Self::Never];
 
     /// What the BPF side calls it.
     pub fn number(self) -> u32 {
         match self {
             Self::Auto => intf::cohort_rule_COHORT_AUTO,
-            Self::Always => intf::cohort_rule_COHORT_ALWAYS,
             Self::Never => intf::cohort_rule_COHORT_NEVER,
         }
     }
@@ -49,7 +50,6 @@ impl CohortRule {
     pub fn name(self) -> &'static str {
         match self {
             Self::Auto => "auto",
-            Self::Always => "always",
             Self::Never => "never",
         }
     }
@@ -129,14 +129,14 @@ mod tests {
     #[test]
     fn the_first_exception_that_fits_by_name_or_cgroup_holds() {
         let exceptions = exceptions(
-            "[[vm]]\nname = \"db-?\"\ncohort = \"always\"\n\
+            "[[vm]]\nname = \"db-?\"\ncohort = \"auto\"\n\
              [[vm]]\ncgroup = \"/machine.slice/*gold*\"\ncohort = \"never\"\n\
              [[vm]]\nname = \"db-*\"\ncohort = \"never\"\n",
         );
         let gold = "0::/machine.slice/machine-gold.scope\n";
         let rule =
             |name: &str, cgroup| rule_of(&exceptions, &format!("qemu\0-name\0{name}\0"), cgroup);
-        assert_eq!(rule("db-1", gold), CohortRule::Always);
+        assert_eq!(rule("db-1", gold), CohortRule::Auto);
         assert_eq!(rule("web", gold), CohortRule::Never);
         assert_eq!(rule("db-10", "0::/\n"), CohortRule::Never);
         assert_eq!(rule("web", "0::/\n"), CohortRule::Auto);
@@ -144,7 +144,7 @@ mod tests {
 
     #[test]
     fn a_process_that_is_gone_has_no_exception() {
-        let exceptions = exceptions("[[vm]]\nname = \"db*\"\ncohort = \"always\"\n");
+        let exceptions = exceptions("[[vm]]\nname = \"db*\"\ncohort = \"never\"\n");
         assert_eq!(
             rule_for(&exceptions, &Fixture::new().host(), 7),
             CohortRule::Auto
@@ -153,6 +153,6 @@ mod tests {
 
     #[test]
     fn numbers_are_distinct() {
-        assert_eq!(CohortRule::ALL.map(CohortRule::number), [0, 1, 2]);
+        assert_eq!(CohortRule::ALL.map(CohortRule::number), [0, 1]);
     }
 }

@@ -15,9 +15,7 @@ pub const COUNT: usize = intf::mechanism_NR_MECH as usize;
 #[derive(Clone, Copy, Debug, Deserialize, Eq, PartialEq, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
 pub enum Mechanism {
-    /// Turns begin at the same time on all CPUs, so that a VM's vCPUs run side by side
-    Turns,
-    /// When it is a VM's turn on one CPU, its other ready vCPUs follow on the others; needs turns
+    /// A VM's vCPUs have their turns together, side by side
     Cohorts,
     /// Directed yields are honoured; without, KVM's offers come to nothing
     Yield,
@@ -27,51 +25,24 @@ pub enum Mechanism {
     Rank,
     /// A sibling is found where KVM finds none
     Relaxed,
-    /// How long an IPI is waited for follows the VM's own answers; without, 50 ms
-    AdaptiveWindow,
-    /// The turn of a vCPU that sleeps goes to the sibling that it woke
-    Heir,
-    /// A vCPU that yields waits behind its siblings for longer: once per yield, at most once per 6 ms
-    Penalty,
-    /// The target of a yield comes before its siblings the next time it waits
-    Credit,
-    /// A vCPU's turn goes on when what interrupted it sleeps; without, the VM's next turn is waited for
-    Resume,
-    /// A vCPU preempted in guest kernel mode runs again before its siblings; on AMD it runs on for a moment first
-    Grace,
-    /// Turns are shorter than a slice where many groups wait; needs turns
+    /// Turns are shorter than a slice where many wait
     ShortTurns,
-    /// A vCPU of a cohort that is too far ahead of its siblings is stopped until they have caught up
-    Skew,
-    /// Where too few CPUs are left in a turn for the VM whose turn it is, one behind it that needs fewer comes first;
-    /// needs cohorts
+    /// Where too few CPUs are left in a turn for the VM that comes next, one behind it that needs fewer comes first
     Packing,
     /// A vCPU that wakes in a VM that has had its share runs at once for a moment, on loan
     Wake,
 }
 
-/// What is off unless asked for, as its worth has not been shown yet.
-pub const OFF_BY_DEFAULT: [Mechanism; 3] =
-    [Mechanism::Penalty, Mechanism::Credit, Mechanism::Grace];
-
 impl Mechanism {
     /// Its number on the BPF side, below [`COUNT`].
     pub fn number(self) -> usize {
         let number = match self {
-            Self::Turns => intf::mechanism_MECH_TURNS,
             Self::Cohorts => intf::mechanism_MECH_COHORTS,
             Self::Yield => intf::mechanism_MECH_YIELD,
             Self::Ipi => intf::mechanism_MECH_IPI,
             Self::Rank => intf::mechanism_MECH_RANK,
             Self::Relaxed => intf::mechanism_MECH_RELAXED,
-            Self::AdaptiveWindow => intf::mechanism_MECH_ADAPTIVE_WINDOW,
-            Self::Heir => intf::mechanism_MECH_HEIR,
-            Self::Penalty => intf::mechanism_MECH_PENALTY,
-            Self::Credit => intf::mechanism_MECH_CREDIT,
-            Self::Resume => intf::mechanism_MECH_RESUME,
-            Self::Grace => intf::mechanism_MECH_GRACE,
             Self::ShortTurns => intf::mechanism_MECH_SHORT_TURNS,
-            Self::Skew => intf::mechanism_MECH_SKEW,
             Self::Packing => intf::mechanism_MECH_PACKING,
             Self::Wake => intf::mechanism_MECH_WAKE,
         };
@@ -109,15 +80,6 @@ impl Mechanisms {
             let on = !off.contains(&mechanism);
             mask.switched(Switch { mechanism, on })
         })
-    }
-
-    /// The default, but for those in `on` and `off`.
-    pub fn default_but(on: &[Mechanism], off: &[Mechanism]) -> Self {
-        let switch = |to: bool| {
-            move |mask: Self, &mechanism: &Mechanism| mask.switched(Switch { mechanism, on: to })
-        };
-        let mask = on.iter().fold(Self::all_but(&OFF_BY_DEFAULT), switch(true));
-        off.iter().fold(mask, switch(false))
     }
 
     /// The same after one was switched.
@@ -220,10 +182,24 @@ mod tests {
     }
 
     #[test]
+    fn there_is_no_page_for_what_is_no_mechanism() {
+        let pages = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/mechanisms");
+        for page in std::fs::read_dir(pages).expect("docs/mechanisms is there") {
+            let name = page.expect("it can be read").file_name();
+            let name = name.to_str().and_then(|name| name.strip_suffix(".md"));
+            let name = name.expect("it is a page");
+            assert!(
+                name == "README" || Mechanism::from_str(name, false).is_ok(),
+                "{name}"
+            );
+        }
+    }
+
+    #[test]
     fn one_that_is_switched_leaves_the_others_as_they_are() {
         let switch = |text: &str| text.parse::<Switch>().expect("it is well-formed");
         let without = Mechanisms::all_but(&[Mechanism::Ipi]);
-        assert!(!without.contains(Mechanism::Ipi) && without.contains(Mechanism::Heir));
+        assert!(!without.contains(Mechanism::Ipi) && without.contains(Mechanism::Rank));
         let all = Mechanisms::all_but(&[]);
         assert_eq!(all.switched(switch("ipi=off")), without);
         assert_eq!(without.switched(switch("ipi=off")), without);
@@ -234,7 +210,7 @@ mod tests {
     fn what_is_no_switch_is_refused_with_what_to_write() {
         let refusal = |text: &str| text.parse::<Switch>().expect_err("it is wrong");
         assert!(refusal("ipi").contains("NAME=on"));
-        assert!(refusal("ipis=on").contains("turns, cohorts, yield, ipi"));
+        assert!(refusal("ipis=on").contains("cohorts, yield, ipi"));
         assert!(refusal("ipi=yes").contains("on or off, not \"yes\""));
         assert!(refusal("=on").contains("no mechanism \"\""));
     }

@@ -72,11 +72,9 @@ impl Reading {
             vm_cpus: HashMap::new(),
             host: intf::host_stats {
                 groups_used: 0,
-                queues_used: 0,
-                lanes_used: 0,
-                queue_exhausted: 0,
+                entities_used: 0,
+                entity_exhausted: 0,
                 group_exhausted: 0,
-                lane_exhausted: 0,
                 stolen: 0,
             },
             blind_spots: Vec::new(),
@@ -133,12 +131,6 @@ pub struct VmStats {
     pub ready_pct: f64,
     #[stat(desc = "part of its vCPUs' time in which a cap stopped them, in percent")]
     pub throttled_pct: f64,
-    #[stat(
-        desc = "part of its vCPUs' time in which they were stopped, as they were too far ahead of their siblings, in percent"
-    )]
-    pub costop_pct: f64,
-    #[stat(desc = "such stops, by how far ahead they were: less than 2^i us")]
-    pub costops: Vec<u64>,
     #[stat(desc = "directed yields that KVM offered")]
     pub yields_offered: u64,
     #[stat(desc = "yields for which a sibling was ready, KVM's candidate or a better one")]
@@ -149,8 +141,6 @@ pub struct VmStats {
     pub yields_missed: BTreeMap<String, u64>,
     #[stat(desc = "of the served: another sibling than KVM's candidate")]
     pub yields_better: u64,
-    #[stat(desc = "yields given although KVM found no candidate")]
-    pub yields_relaxed: u64,
     #[stat(desc = "times a vCPU left the guest because it spins")]
     pub spin_exits: u64,
     #[stat(desc = "IPIs from one vCPU to one sibling")]
@@ -169,23 +159,13 @@ pub struct VmStats {
         desc = "part of its vCPUs' time in which they waited behind a sibling while another CPU ran none, in percent"
     )]
     pub stacked_pct: f64,
-    #[stat(desc = "1 if its vCPUs wait for each other so much that they run together, else 0")]
-    pub cohort: u32,
-    #[stat(desc = "whether that is left to them (auto), or an exception says so: always, never")]
+    #[stat(desc = "whether its vCPUs have their turns together: auto, or never by an exception")]
     pub cohort_rule: String,
-    #[stat(
-        desc = "signs of that, averaged: spin exits, yields and IPIs to waiting vCPUs per second of its CPU time"
-    )]
-    pub sync_rate: u32,
-    #[stat(desc = "windows in which its vCPUs were to run together")]
+    #[stat(desc = "turns in which it wanted several CPUs")]
     pub windows: u64,
-    #[stat(
-        desc = "of these: the windows of others had left fewer CPUs than it has vCPUs that want one"
-    )]
-    pub windows_narrow: u64,
-    #[stat(desc = "of all: not all CPUs served it that could")]
+    #[stat(desc = "of these: not all CPUs that the plan gave it ran it")]
     pub windows_partial: u64,
-    #[stat(desc = "of the others: from the begin until the last CPU did: less than 2^i us")]
+    #[stat(desc = "of the others: from the turn's begin until all did: less than 2^i us")]
     pub window_skew: Vec<u64>,
 }
 
@@ -211,13 +191,11 @@ pub struct HostStats {
     pub others_share_pct: f64,
     #[stat(desc = "VMs and cgroups known, of 4095")]
     pub groups_used: u64,
-    #[stat(desc = "queues, one per VM or cgroup and set of CPUs it waits for, of 8191")]
-    pub queues_used: u64,
-    #[stat(desc = "sets of CPUs made for cpusets and affinities, of 512")]
-    pub lanes_used: u64,
+    #[stat(desc = "entities, one per VM or cgroup and domain in which it has tasks, of 8191")]
+    pub entities_used: u64,
     #[stat(desc = "tasks that a CPU took from another domain")]
     pub stolen: u64,
-    #[stat(desc = "times no queue, group or lane was free; should be 0")]
+    #[stat(desc = "times no group or entity was free; should be 0")]
     pub exhausted: u64,
     #[stat(desc = "what KVM does and Cohort does not see here, in words")]
     pub blind_spots: Vec<String>,
@@ -236,8 +214,7 @@ impl HostStats {
             window_ms: window.length_ns / 1_000_000,
             cpus: after.cpus,
             groups_used: after.host.groups_used,
-            queues_used: after.host.queues_used,
-            lanes_used: after.host.lanes_used,
+            entities_used: after.host.entities_used,
             stolen: after.host.stolen.saturating_sub(before.host.stolen),
             exhausted: exhausted(&after.host).saturating_sub(exhausted(&before.host)),
             blind_spots: after.blind_spots.clone(),
@@ -265,7 +242,7 @@ impl HostStats {
 }
 
 fn exhausted(events: &intf::host_stats) -> u64 {
-    events.queue_exhausted + events.group_exhausted + events.lane_exhausted
+    events.entity_exhausted + events.group_exhausted
 }
 
 /// The groups at the end of a window, with what they did in it.
@@ -355,7 +332,7 @@ impl GroupInWindow {
     /// A vCPU cannot ask for more than all of the time. Other tasks have no such
     /// bound here, as their number may have changed in the window.
     fn demand_ns(&self, length_ns: u64) -> f64 {
-        let vcpus_waited_ns = self.used.ready_ns + self.used.throttled_ns + self.used.costop_ns;
+        let vcpus_waited_ns = self.used.ready_ns + self.used.throttled_ns;
         let vcpus_ns = (self.used.vcpu_run_ns + vcpus_waited_ns) as f64;
         let all_ns = (self.used.run_ns + self.used.waited_ns) as f64;
         let others_ns = (all_ns - vcpus_ns).max(0.0);
@@ -379,8 +356,6 @@ impl GroupInWindow {
             vcpus: self.info.nr_vcpus,
             ready_pct: of_vcpu_time(self.used.ready_ns),
             throttled_pct: of_vcpu_time(self.used.throttled_ns),
-            costop_pct: of_vcpu_time(self.used.costop_ns),
-            costops: self.used.costops.to_vec(),
             yields_offered: self.used.yields_offered,
             yields_ready: self.used.yields_ready,
             yields_served: self.used.yields_served,
@@ -388,7 +363,6 @@ impl GroupInWindow {
                 .map(|(&name, count)| (name.to_owned(), count))
                 .collect(),
             yields_better: self.used.yields_better,
-            yields_relaxed: self.used.yields_relaxed,
             spin_exits: self.used.spin_exits,
             ipis: self.used.ipis,
             ipis_to_ready: self.used.ipis_to_ready,
@@ -397,15 +371,12 @@ impl GroupInWindow {
             wakeups: self.used.wakeups,
             migrations: self.used.migrations,
             stacked_pct: of_vcpu_time(self.used.stacked_ns),
-            cohort: self.info.is_cohort,
             cohort_rule: CohortRule::ALL
                 .into_iter()
                 .find(|rule| rule.number() == self.info.cohort_rule)
                 .map(|rule| rule.name().to_owned())
                 .unwrap_or_default(),
-            sync_rate: self.info.sync_rate,
             windows: self.used.windows,
-            windows_narrow: self.used.windows_narrow,
             windows_partial: self.used.windows_partial,
             window_skew: self.used.window_skew.to_vec(),
             ..VmStats::default()
@@ -429,13 +400,9 @@ fn difference(before: &intf::group_stats, after: &intf::group_stats) -> intf::gr
     intf::group_stats {
         ipi_to_run: gained(before.ipi_to_run, after.ipi_to_run),
         windows: after.windows.saturating_sub(before.windows),
-        windows_narrow: after.windows_narrow.saturating_sub(before.windows_narrow),
         windows_partial: after.windows_partial.saturating_sub(before.windows_partial),
         window_skew: gained(before.window_skew, after.window_skew),
-        costop_ns: after.costop_ns.saturating_sub(before.costop_ns),
-        costops: gained(before.costops, after.costops),
         yields_better: after.yields_better.saturating_sub(before.yields_better),
-        yields_relaxed: after.yields_relaxed.saturating_sub(before.yields_relaxed),
         spin_exits: after.spin_exits.saturating_sub(before.spin_exits),
         ipis: after.ipis.saturating_sub(before.ipis),
         ipis_to_ready: after.ipis_to_ready.saturating_sub(before.ipis_to_ready),
@@ -605,6 +572,26 @@ mod tests {
         let host = since_load(vec![root(), spinning]);
         assert_eq!(host.vms[&2].yields_missed["affinity"], 3);
         assert_eq!(host.vms[&2].yields_missed_total(), 3);
+    }
+
+    #[test]
+    fn windows_are_told_with_how_many_were_not_whole() {
+        let mut wide = vm(2, 100, 0);
+        wide.info.cohort_rule = CohortRule::Never.number();
+        (wide.info.stats.windows, wide.info.stats.windows_partial) = (10, 3);
+        wide.info.stats.window_skew[5] = 7;
+        let vm = &since_load(vec![root(), wide]).vms[&2];
+        assert_eq!((vm.windows, vm.windows_partial), (10, 3));
+        assert_eq!((vm.window_skew[5], vm.cohort_rule.as_str()), (7, "never"));
+    }
+
+    #[test]
+    fn what_is_full_is_told_of_groups_and_entities_alike() {
+        let mut after = after_one_second(vec![root()]);
+        (after.host.entities_used, after.host.entity_exhausted) = (8191, 2);
+        after.host.group_exhausted = 1;
+        let host = HostStats::between(&Reading::at_load(0), &after);
+        assert_eq!((host.entities_used, host.exhausted), (8191, 3));
     }
 
     #[test]

@@ -69,7 +69,7 @@ impl HostView {
             {
                 gain.less(earlier);
             }
-            gain.kept_ns = kept_ns(vcpu.tid, before, after);
+            gain.held_back_ns = held_back_ns(vcpu.tid, before, after);
             let vm = of_vms.entry(vcpu.tgid).or_default();
             vm.insert(vcpu.vcpu_id, gain);
         }
@@ -106,9 +106,6 @@ impl HostView {
             ));
             unseen.push(String::from("entitled_pct"));
         }
-        if after.waits.is_none() {
-            unseen.push(String::from("costop_pct"));
-        }
         let host = host.view(length_ns);
         let overhead_pct = percent(host.poll_pct + host.spin_pct, host.run_pct);
         if host.run_pct == 0.0 || unseen.iter().any(|field| field == "spin_pct") {
@@ -127,14 +124,13 @@ impl HostView {
     }
 }
 
-/// How long the scheduler kept thread `tid` from running: as too far ahead, as its VM's cap was used up.
-fn kept_ns(tid: i32, before: &Observation, after: &Observation) -> [u64; 2] {
+/// How long the scheduler held thread `tid` back, as its VM's cap was used up.
+fn held_back_ns(tid: i32, before: &Observation, after: &Observation) -> u64 {
     let at = |observation: &Observation| {
         let waits = observation.waits.as_ref().and_then(|waits| waits.get(&tid));
-        waits.map_or([0; 2], |waits| [waits.costop_ns, waits.capped_ns])
+        waits.map_or(0, |waits| waits.capped_ns)
     };
-    let (before, after) = (at(before), at(after));
-    std::array::from_fn(|i| gained(after[i], before[i]))
+    gained(at(after), at(before))
 }
 
 /// What a counter gained that begins anew when it was forgotten in between, or another scheduler came.
@@ -272,8 +268,8 @@ struct Gain {
     kvm: u64,
     vcpus: u32,
     phase_ns: [u64; PHASES],
-    /// Of the time in which it was ready: stopped, capped; by the scheduler.
-    kept_ns: [u64; 2],
+    /// Of the time in which it was ready: the scheduler held it back for a cap.
+    held_back_ns: u64,
     entitled_ns: u64,
     longest_ready_ns: u64,
     longest_ipi_ns: u64,
@@ -296,7 +292,7 @@ impl Gain {
             kvm: counters.kvm,
             vcpus: 1,
             phase_ns,
-            kept_ns: [0; 2],
+            held_back_ns: 0,
             entitled_ns: 0,
             longest_ready_ns: counters.longest_ready_ns,
             longest_ipi_ns: counters.longest_ipi_ns,
@@ -329,7 +325,7 @@ impl Gain {
             }
         };
         each(&mut self.phase_ns, &other.phase_ns);
-        each(&mut self.kept_ns, &other.kept_ns);
+        self.held_back_ns = combine(self.held_back_ns, other.held_back_ns);
         each(&mut self.counts, &other.counts);
         each(&mut self.ipi_to_run, &other.ipi_to_run);
         each(&mut self.ready_us, &other.ready_us);
@@ -368,10 +364,9 @@ impl Gain {
         let phase_pct = |phase| percent(phase_ns(phase) as f64, vcpu_time_ns);
         // What was counted at the end of a wait may have begun in the window before.
         let ready_ns = phase_ns(intf::vcpu_phase_PHASE_READY);
-        let costop_ns = self.kept_ns[0].min(ready_ns);
-        let capped_ns = self.kept_ns[1].min(ready_ns - costop_ns);
-        let ready_ns = ready_ns - costop_ns - capped_ns;
-        let limited_ns = phase_ns(intf::vcpu_phase_PHASE_LIMITED) + capped_ns;
+        let held_back_ns = self.held_back_ns.min(ready_ns);
+        let ready_ns = ready_ns - held_back_ns;
+        let limited_ns = phase_ns(intf::vcpu_phase_PHASE_LIMITED) + held_back_ns;
         let [
             poll_ns,
             spin_ns,
@@ -393,7 +388,6 @@ impl Gain {
             vcpus: self.vcpus,
             run_pct: phase_pct(intf::vcpu_phase_PHASE_RUNS),
             ready_pct: percent(ready_ns as f64, vcpu_time_ns),
-            costop_pct: percent(costop_ns as f64, vcpu_time_ns),
             limited_pct: percent(limited_ns as f64, vcpu_time_ns),
             halted_pct: phase_pct(intf::vcpu_phase_PHASE_HALTED),
             away_pct: phase_pct(intf::vcpu_phase_PHASE_AWAY),
@@ -478,6 +472,18 @@ mod tests {
         assert_eq!((all.vcpus, all.spin_exits), (2, 7));
         assert_eq!((all.run_pct, all.ready_pct), (50.0, 50.0));
         assert_eq!(all.stacked_pct, 25.0);
+    }
+
+    #[test]
+    fn what_a_vcpu_is_held_back_for_a_cap_is_limited_time_and_no_ready_time() {
+        let mut waits = vcpu(7, 5, 0);
+        waits.phase_ns[intf::vcpu_phase_PHASE_READY as usize] = SECOND_NS;
+        let mut before = at(0, vec![vcpu(7, 5, 0)]);
+        let mut after = at(SECOND_NS, vec![waits]);
+        let held_back = |capped_ns| Some([(7, intf::vcpu_waits { capped_ns })].into());
+        (before.waits, after.waits) = (held_back(SECOND_NS), held_back(SECOND_NS * 5 / 4));
+        let all = &HostView::between(&before, &after).vms[&5].all;
+        assert_eq!((all.ready_pct, all.limited_pct), (75.0, 25.0));
     }
 
     #[test]

@@ -165,7 +165,7 @@ impl<'object> Scheduler<'object> {
         Ok(())
     }
 
-    /// What holds for the VM of process `tgid` from its next score on.
+    /// What holds for the VM of process `tgid` from now on.
     fn set_rule(&self, tgid: u32, rule: CohortRule) -> Result<()> {
         let map = &self.skel.maps.cohort_rules;
         let tgid = tgid.to_ne_bytes();
@@ -338,8 +338,8 @@ fn configure_and_load<'object>(
         intf::cohort_limits_MAX_DOMAINS,
     );
     constants.cpu_domain[..domains.of_cpu.len()].copy_from_slice(&domains.of_cpu);
-    // What lies beyond the tables counts as near: the penalty for yields is all
-    // that depends on it.
+    // What lies beyond the tables counts as near: how far a group must be behind
+    // before its tasks move to another domain is all that depends on it.
     constants.node_distance.fill(LOCAL_DISTANCE);
     for (&cpu, &node) in &nodes.of_cpu {
         if let (Some(place), Ok(node)) = (constants.cpu_node.get_mut(cpu), u8::try_from(node)) {
@@ -354,10 +354,10 @@ fn configure_and_load<'object>(
     constants.nr_cpus = domains.of_cpu.len() as u32;
     constants.nr_domains = u32::from(domains.count);
     constants.slice_ns = settings.slice_us * 1000;
+    // A task that waits for longer than the watchdog allows ends the scheduler.
+    let starved_ns = u64::from(settings.timeout_ms) * 1_000_000 / 4;
+    constants.starved_ns = constants.starved_ns.min(starved_ns);
     constants.ready_wait_ns = settings.ready_wait_ms * 1_000_000;
-    constants.skew_limit_ns = settings.skew.limit_us * 1000;
-    constants.skew_resume_ns = settings.skew.resume_us * 1000;
-    constants.skew_check_ns = settings.skew.check_us * 1000;
     open.struct_ops.cohort_ops_mut().timeout_ms = settings.timeout_ms;
     // The ops are attached last and by themselves, in attach(); libbpf would
     // warn that the skeleton does not attach them with the rest.

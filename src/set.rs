@@ -85,12 +85,12 @@ mod tests {
     fn each_mechanism_has_a_line_with_its_state_and_effects() {
         let stats = |on, effects| MechanismStats { on, effects };
         let text = render(&BTreeMap::from([
-            ("heir".to_owned(), stats(1, 42)),
+            ("wake".to_owned(), stats(1, 42)),
             ("ipi".to_owned(), stats(0, 7)),
         ]));
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(lines.len(), 3, "a heading and what was told");
         assert!(lines[1].starts_with("ipi              off              7  A vCPU"));
-        assert!(lines[2].starts_with("heir             on              42  The turn"));
+        assert!(lines[2].starts_with("wake             on              42  A vCPU"));
     }
 }

@@ -6,7 +6,7 @@
 use crate::exceptions::Exception;
 use crate::mechanism::{Mechanism, Mechanisms};
 use crate::sight::Sight;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result};
 use clap::Args;
 use serde::Deserialize;
 use std::fmt::Display;
@@ -29,23 +29,15 @@ const READY_WAIT_MS: RangeInclusive<u64> = 1..=1000;
 /// How long a vCPU waits for its VM's turn at most, unless told otherwise, ms.
 pub const READY_WAIT_MS_DEFAULT: u64 = 24;
 
-const SKEW_US: RangeInclusive<u64> = 100..=1_000_000;
-/// ESXi's figures.
-const SKEW_DEFAULT: Skew = Skew {
-    limit_us: 3_000,
-    resume_us: 2_000,
-    check_us: 1_000,
-};
-
 /// The options of `cohort run`.
 #[derive(Args, Clone, Debug, Default)]
 pub struct RunOptions {
     /// Read settings from this TOML file; options on the command line win
     ///
     /// The file has the same settings as the command line, as keys: slice_us,
-    /// timeout_ms, ready_wait_ms, skew_limit_us, skew_resume_us, skew_check_us, stats_seconds,
-    /// off, on, blind; and exceptions for single VMs (vm). A key that
-    /// does not exist, a wrong type and a value out of range are errors that name the line.
+    /// timeout_ms, ready_wait_ms, stats_seconds,
+    /// off, blind; and exceptions for single VMs (vm). A key that does not exist, a
+    /// wrong type and a value out of range are errors that name the line.
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
@@ -54,8 +46,8 @@ pub struct RunOptions {
     /// Shorter slices let a waiting vCPU run sooner, which helps guests that
     /// answer requests or hold locks; each switch costs a VM exit and warm
     /// caches, so longer slices give more throughput to guests that only
-    /// compute. Slices that are a multiple of the kernel's tick (4000 at 250 Hz)
-    /// end at one, others by a timer that each run sets. 100 to 100000.
+    /// compute. While tasks wait, a timer ends turns at each multiple of it, or of
+    /// a part of it (--ready-wait-ms). 100 to 100000.
     #[arg(long, value_name = "MICROSECONDS", value_parser = parse_slice_us)]
     slice_us: Option<u64>,
 
@@ -77,23 +69,6 @@ pub struct RunOptions {
     #[arg(long, value_name = "MILLISECONDS", value_parser = parse_ready_wait_ms)]
     ready_wait_ms: Option<u64>,
 
-    /// How far a vCPU of a cohort gets ahead of its slowest waiting sibling before it is stopped for it, in microseconds
-    /// [default: 3000]
-    ///
-    /// It bounds how far the vCPUs of a VM drift apart that is wider than the CPUs it
-    /// gets. A small value suits guests whose vCPUs wait for each other often; each
-    /// stop costs a switch. 100 to 1000000.
-    #[arg(long, value_name = "MICROSECONDS", value_parser = parse_skew_us)]
-    skew_limit_us: Option<u64>,
-
-    /// How far ahead it may still be when it goes on, in microseconds; less than the limit [default: 2000]
-    #[arg(long, value_name = "MICROSECONDS", value_parser = parse_skew_us)]
-    skew_resume_us: Option<u64>,
-
-    /// How often that is looked at while one runs and a sibling waits, in microseconds [default: 1000]
-    #[arg(long, value_name = "MICROSECONDS", value_parser = parse_skew_us)]
-    skew_check_us: Option<u64>,
-
     /// Print a table of all VMs to standard output each SECONDS [default: no table]
     ///
     /// The same numbers are there for `cohort stats` at any time, without this
@@ -101,18 +76,13 @@ pub struct RunOptions {
     #[arg(long = "stats", value_name = "SECONDS", value_parser = parse_stats_seconds)]
     stats_seconds: Option<u64>,
 
-    /// Do without this mechanism; may be given several times [default: penalty, credit, grace]
+    /// Do without this mechanism; may be given several times [default: all are on]
     ///
-    /// Each one can be left out, to see what it is worth on this host (`make
-    /// bench` measures such command lines), or because it harms. What is given
-    /// here and with --on replaces the lists in the file; `cohort set` switches
-    /// mechanisms later.
+    /// Each one can be left out, to see what it is worth on this host (`cohort
+    /// compare` takes such command lines), or because it harms. What is given
+    /// here replaces the list in the file; `cohort set` switches mechanisms later.
     #[arg(long, value_name = "MECHANISM")]
     off: Vec<Mechanism>,
-
-    /// Use this mechanism although it is off by default; may be given several times
-    #[arg(long, value_name = "MECHANISM")]
-    on: Vec<Mechanism>,
 
     /// Do without looking at this; may be given several times [default: all is seen that this host shows]
     ///
@@ -134,10 +104,6 @@ fn parse_timeout_ms(text: &str) -> Result<u32, String> {
 
 fn parse_ready_wait_ms(text: &str) -> Result<u64, String> {
     parse_amount(text, "milliseconds", &READY_WAIT_MS)
-}
-
-fn parse_skew_us(text: &str) -> Result<u64, String> {
-    parse_amount(text, "microseconds", &SKEW_US)
 }
 
 fn parse_stats_seconds(text: &str) -> Result<u64, String> {
@@ -167,29 +133,13 @@ struct SettingsFile {
     slice_us: Option<Spanned<u64>>,
     timeout_ms: Option<Spanned<u32>>,
     ready_wait_ms: Option<Spanned<u64>>,
-    skew_limit_us: Option<Spanned<u64>>,
-    skew_resume_us: Option<Spanned<u64>>,
-    skew_check_us: Option<Spanned<u64>>,
     stats_seconds: Option<Spanned<u64>>,
     #[serde(default)]
     off: Vec<Mechanism>,
     #[serde(default)]
-    on: Vec<Mechanism>,
-    #[serde(default)]
     blind: Vec<Sight>,
     #[serde(default)]
     vm: Vec<Spanned<Exception>>,
-}
-
-/// How far the vCPUs of a cohort may drift apart, in microseconds of CPU time.
-#[derive(Clone, Copy, Debug, Eq, PartialEq)]
-pub struct Skew {
-    /// One that is farther ahead of its slowest waiting sibling is stopped.
-    pub limit_us: u64,
-    /// One that was stopped goes on when it is no farther ahead.
-    pub resume_us: u64,
-    /// Time between two looks, in microseconds.
-    pub check_us: u64,
 }
 
 /// The settings that `cohort run` works with.
@@ -201,8 +151,6 @@ pub struct Settings {
     pub timeout_ms: u32,
     /// How long a VM is to wait for its turn at most, in milliseconds.
     pub ready_wait_ms: u64,
-    /// How far vCPUs may drift apart.
-    pub skew: Skew,
     /// Time between two tables on standard output, in seconds; no table if absent.
     pub stats_seconds: Option<u64>,
     /// Which mechanisms are on at the start.
@@ -220,42 +168,16 @@ impl Settings {
             Some(path) => SettingsFile::read(path)?,
             None => SettingsFile::default(),
         };
-        let skew = |option, key, default| first(option, key).unwrap_or(default);
-        let skew = Skew {
-            limit_us: skew(
-                options.skew_limit_us,
-                file.skew_limit_us,
-                SKEW_DEFAULT.limit_us,
-            ),
-            resume_us: skew(
-                options.skew_resume_us,
-                file.skew_resume_us,
-                SKEW_DEFAULT.resume_us,
-            ),
-            check_us: skew(
-                options.skew_check_us,
-                file.skew_check_us,
-                SKEW_DEFAULT.check_us,
-            ),
-        };
-        ensure!(
-            skew.resume_us < skew.limit_us,
-            "a vCPU that is stopped when it is {} us ahead (skew_limit_us) cannot go on when it is {} us ahead \
-             (skew_resume_us); choose the second smaller than the first",
-            skew.limit_us,
-            skew.resume_us
-        );
         Ok(Self {
             slice_us: first(options.slice_us, file.slice_us).unwrap_or(SLICE_US_DEFAULT),
             timeout_ms: first(options.timeout_ms, file.timeout_ms).unwrap_or(TIMEOUT_MS_DEFAULT),
             ready_wait_ms: first(options.ready_wait_ms, file.ready_wait_ms)
                 .unwrap_or(READY_WAIT_MS_DEFAULT),
-            skew,
             stats_seconds: first(options.stats_seconds, file.stats_seconds),
-            mechanisms: match options.off.is_empty() && options.on.is_empty() {
-                true => Mechanisms::default_but(&file.on, &file.off),
-                false => Mechanisms::default_but(&options.on, &options.off),
-            },
+            mechanisms: Mechanisms::all_but(match options.off.is_empty() {
+                true => &file.off,
+                false => &options.off,
+            }),
             blind: match options.blind.is_empty() {
                 true => file.blind,
                 false => options.blind.clone(),
@@ -298,9 +220,6 @@ impl SettingsFile {
         check_range(text, "timeout_ms", file.timeout_ms.as_ref(), &TIMEOUT_MS)?;
         for (key, value, range) in [
             ("ready_wait_ms", &file.ready_wait_ms, &READY_WAIT_MS),
-            ("skew_limit_us", &file.skew_limit_us, &SKEW_US),
-            ("skew_resume_us", &file.skew_resume_us, &SKEW_US),
-            ("skew_check_us", &file.skew_check_us, &SKEW_US),
             ("stats_seconds", &file.stats_seconds, &STATS_SECONDS),
         ] {
             check_range(text, key, value.as_ref(), range)?;
@@ -388,13 +307,8 @@ mod tests {
             slice_us: 4000,
             timeout_ms: 5_000,
             ready_wait_ms: 24,
-            skew: Skew {
-                limit_us: 3000,
-                resume_us: 2000,
-                check_us: 1000,
-            },
             stats_seconds: None,
-            mechanisms: Mechanisms::default_but(&[], &[]),
+            mechanisms: Mechanisms::all_but(&[]),
             blind: Vec::new(),
             exceptions: Vec::new(),
         };
@@ -420,7 +334,7 @@ mod tests {
             .filter_map(|line| line.strip_prefix('#'))
             .filter(|line| !line.starts_with(' ') && line.contains(" = "))
             .collect();
-        assert_eq!(uncommented.len(), 10, "each key is there once");
+        assert_eq!(uncommented.len(), 6, "each key is there once");
 
         let file = file(&uncommented.join("\n"));
         let options = options_of(&file);
@@ -468,36 +382,19 @@ mod tests {
     }
 
     #[test]
-    fn a_vcpu_cannot_go_on_farther_ahead_than_where_it_was_stopped() {
-        let file = file("skew_limit_us = 1500\n");
-        let mut options = options_of(&file);
-        let error = Settings::resolve(&options).expect_err("2000 is more than 1500");
-        assert!(error.to_string().contains("choose the second smaller"));
-        options.skew_resume_us = Some(500);
-        let settings = Settings::resolve(&options).expect("500 is less");
-        assert_eq!(
-            (settings.skew.limit_us, settings.skew.resume_us),
-            (1500, 500)
-        );
-    }
-
-    #[test]
     fn mechanisms_are_left_out_by_name_and_the_command_line_replaces_the_file() {
-        let file = file("off = [\"ipi\", \"adaptive-window\"]\n");
+        let file = file("off = [\"ipi\", \"packing\"]\n");
         let mut options = options_of(&file);
         let on = |options: &RunOptions| Settings::resolve(options).expect("valid").mechanisms;
-        let of_file = [Mechanism::Ipi, Mechanism::AdaptiveWindow];
-        assert_eq!(on(&options), Mechanisms::default_but(&[], &of_file));
-        options.off = vec![Mechanism::Turns];
-        let expected = Mechanisms::default_but(&[], &[Mechanism::Turns]);
-        assert_eq!(on(&options), expected);
-        options.on = vec![Mechanism::Credit];
-        assert!(on(&options).contains(Mechanism::Credit));
+        let of_file = [Mechanism::Ipi, Mechanism::Packing];
+        assert_eq!(on(&options), Mechanisms::all_but(&of_file));
+        options.off = vec![Mechanism::Cohorts];
+        assert_eq!(on(&options), Mechanisms::all_but(&[Mechanism::Cohorts]));
 
         let (line, sentence) = error_of("slice_us = 1000\noff = [\"ipis\"]\n");
         assert_eq!(line, 2);
         assert!(
-            sentence.contains("unknown variant `ipis`") && sentence.contains("`relaxed`"),
+            sentence.contains("unknown variant `ipis`") && sentence.contains("`packing`"),
             "{sentence}"
         );
     }
@@ -512,7 +409,7 @@ mod tests {
 
         let (line, sentence) = error_of("[[vm]]\nname = \"a\"\ncohort = \"sometimes\"\n");
         assert_eq!(line, 3);
-        assert!(sentence.contains("`always`"), "{sentence}");
+        assert!(sentence.contains("`auto` or `never`"), "{sentence}");
         let (line, sentence) = error_of("[[vm]]\nname = \"[a\"\ncohort = \"never\"\n");
         assert_eq!(line, 2);
         assert!(sentence.contains("no pattern"), "{sentence}");

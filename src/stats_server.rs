@@ -254,7 +254,7 @@ mod tests {
             .answer(Duration::from_secs(5), switch_ipi)
             .expect("the reading is made up");
         let shown = client.join().expect("no panic").expect("it is answered");
-        assert_eq!((shown["ipi"].on, shown["heir"].on), (0, 1));
+        assert_eq!((shown["ipi"].on, shown["wake"].on), (0, 1));
 
         let error = ask("ipis", "off").join().expect("no panic");
         let sentence = format!("{:#}", error.expect_err("there is no such mechanism"));

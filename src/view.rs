@@ -21,10 +21,6 @@ pub struct VcpuView {
     pub run_pct: f64,
     #[stat(desc = "part of the time in which it was runnable and waited for a CPU, in percent")]
     pub ready_pct: f64,
-    #[stat(
-        desc = "part of the time in which it was runnable and stopped, as it was too far ahead of its siblings, in percent"
-    )]
-    pub costop_pct: f64,
     #[stat(desc = "part of the time in which it was runnable and a cap stopped it, in percent")]
     pub limited_pct: f64,
     #[stat(desc = "part of the time in which the guest had nothing to do on it, in percent")]

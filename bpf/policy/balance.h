@@ -18,35 +18,24 @@
 #include "fair.h"
 
 enum balance_consts {
-	BALANCE_TURNS = 4, /* turns between two looks of a CPU */
-	BALANCE_MEMORY_SLICES = 128, /* that it remembers what it saw there */
-	BALANCE_MARGIN = 2, /* slices that a group is behind before it moves */
+	BALANCE_TURNS =
+		8, /* between two moves into a domain: one is to have its effect */
+	BALANCE_MARGIN = 1, /* slices that a group is behind before it moves */
 };
 
 /*
- * Does CPU @cpu look into another domain at the begin of turn number @turn? Not
- * all look at once: those that come later see what the first ones have changed.
- */
-static inline bool balance_looks(u64 turn, u32 cpu)
-{
-	return (turn + cpu) % BALANCE_TURNS == 0;
-}
-
-/*
  * How far (virtual time, ns) a group must be behind to move over @distance, as
- * the kernel gives it. Its slices cost @credit each, and it runs ahead, and
- * behind, by one for each of the @at_once tasks that run at the same time: that
- * is enough where nobody waits (not @contested). Where others do, a move only
- * makes one queue shorter and another longer. Between nodes memory stays behind.
+ * the kernel gives it. Its slices cost @cost each, and it runs ahead, and
+ * behind, by one for each of the @at_once tasks that run at the same time. Between
+ * nodes memory stays behind.
  */
-static inline u64 balance_margin(u64 credit, u32 at_once, bool contested,
-				 u32 distance)
+static inline u64 balance_margin(u64 cost, u32 at_once, u32 distance)
 {
-	u64 margin = credit * (at_once + (contested ? BALANCE_MARGIN : 0));
+	u64 margin = cost * (at_once + BALANCE_MARGIN);
 
 	if (distance > LOCAL_DISTANCE)
-		margin += credit * BALANCE_MARGIN *
-			  (distance - LOCAL_DISTANCE) / LOCAL_DISTANCE;
+		margin += cost * BALANCE_MARGIN * (distance - LOCAL_DISTANCE) /
+			  LOCAL_DISTANCE;
 	return margin;
 }
 

@@ -20,9 +20,10 @@
 
 enum fair_consts {
 	SHARE_ONE = 1 << 24, /* the whole host; 1,000 equal VMs err 0.006 % */
-	PATIENCE_SLICES = 8, /* asked of tasks bound to the wrong CPU */
 	CAP_DEBT_NS = 1000000000, /* the longest a cap makes up for */
 	WEIGHT_DEFAULT = 100, /* of a cgroup, and of a VM or the tasks in one */
+	TASK_WEIGHT_LEAST = 10, /* that counts, of tasks in a group: nice 10 */
+	TASK_WEIGHT_MOST = 1000, /* nice -10 */
 	WEIGHT_SCALE = 1024, /* of averages of weights */
 	WEIGHT_TIME_NS = 32000000, /* over which they are taken */
 	RUNNING_BITS = 16, /* of a number of running tasks */
@@ -76,10 +77,15 @@ static inline u64 fair_charge(u64 used_ns, u64 share)
 	return used_ns * SHARE_ONE / (share ? share : 1);
 }
 
-/* The same inside a group, by a task's weight (nice 0: 100). */
+/* The same inside a group, by a task's weight (nice 0: 100). Within bounds, as a task must
+ * not wait for seconds because its group has others of much more weight. */
 static inline u64 fair_task_charge(u64 used_ns, u64 weight)
 {
-	return used_ns * WEIGHT_DEFAULT / (weight ? weight : 1);
+	if (weight < TASK_WEIGHT_LEAST)
+		weight = TASK_WEIGHT_LEAST;
+	if (weight > TASK_WEIGHT_MOST)
+		weight = TASK_WEIGHT_MOST;
+	return used_ns * WEIGHT_DEFAULT / weight;
 }
 
 /*
@@ -137,25 +143,21 @@ static inline u64 fair_settle(u64 vtime, u64 now, u64 credit, u64 debt)
 }
 
 /*
- * How much virtual time (ns) may pass on a lane before a queue there is served
- * again although its group, by what it gets elsewhere, is owed nothing. By
- * shares alone a group that has CPU 0 to itself gets nothing of CPU 1 while one
- * other group wants that, and tasks of it that are bound to CPU 1 would starve.
- *
- * @credit is what one slice costs the group. It runs ahead by one slice for
- * each of the @lane_cpus that its @runnable tasks have at once: that is how
- * shares work, and less than it would give them too much. The more of its tasks
- * are not among the @waiting of this queue, the longer those may be asked to
- * wait.
+ * The share by which a task is charged that waits for one CPU only, of a group of
+ * @share with @runnable tasks that want to run: so much would each of them have.
  */
-static inline u64 fair_patience(u64 credit, u32 lane_cpus, u32 waiting,
-				u32 runnable)
+static inline u64 fair_bound_share(u64 share, u32 runnable)
 {
-	u32 at_once = runnable < lane_cpus ? runnable : lane_cpus;
-	u32 elsewhere = runnable > waiting ? runnable - waiting : 0;
+	u64 part = share / (runnable ? runnable : 1);
 
-	return credit * (2 + at_once) +
-	       (runnable ? PATIENCE_SLICES * credit * elsewhere / runnable : 0);
+	return part ? part : 1;
+}
+
+/* How far behind the last one of those that are bound to a CPU a task waits that used @cost
+ * (virtual time) since it waited last; so that it waits for no longer than @starved_ns. */
+static inline u64 fair_bound_lag(u64 cost, u64 starved_ns)
+{
+	return cost < starved_ns ? cost : starved_ns;
 }
 
 /*

@@ -14,10 +14,7 @@
 
 enum ipi_consts {
 	IPI_CHAIN = 4, /* links followed; a cycle ends here too */
-	IPI_WINDOW_NS = 50000000, /* at first */
-	IPI_WINDOW_LEAST_NS = 2000000,
-	IPI_WINDOW_MOST_NS = 100000000,
-	IPI_WINDOW_ANSWERS = 8, /* the window is so many usual answers long */
+	IPI_WINDOW_NS = 50000000, /* in which an IPI is waited for */
 };
 
 /* What following a link of a chain comes to. */
@@ -45,24 +42,6 @@ static inline enum ipi_next ipi_step(bool ready, bool runs)
 	if (ready)
 		return IPI_TAKE;
 	return runs ? IPI_FOLLOW : IPI_STOP;
-}
-
-/*
- * The window after an answer that took @answer_ns: it follows the time that the
- * VM's own answers take, so that in a VM that answers quickly a forgotten IPI
- * does not count for long, and in a slow one a live one is not forgotten.
- */
-static inline u64 ipi_window(u64 window_ns, u64 answer_ns)
-{
-	u64 wanted, next;
-
-	if (answer_ns > IPI_WINDOW_MOST_NS)
-		answer_ns = IPI_WINDOW_MOST_NS;
-	wanted = answer_ns * IPI_WINDOW_ANSWERS;
-	next = window_ns - window_ns / 16 + wanted / 16;
-	if (next < IPI_WINDOW_LEAST_NS)
-		return IPI_WINDOW_LEAST_NS;
-	return next < IPI_WINDOW_MOST_NS ? next : IPI_WINDOW_MOST_NS;
 }
 
 /*

@@ -10,7 +10,7 @@
 /* Why a ready sibling should run, the better reason the higher. */
 enum target_rank {
 	TARGET_NONE = 0,
-	TARGET_READY, /* it waits for a CPU: the relaxed round */
+	TARGET_READY, /* it waits for a CPU */
 	TARGET_OFFERED, /* KVM thinks so */
 	TARGET_KERNEL, /* it was preempted in guest kernel mode */
 	TARGET_INTERRUPT, /* an interrupt waits for it */
@@ -50,37 +50,6 @@ static inline bool target_replaces(enum target_rank rank, bool offered,
 	return rank > best || (rank == best && offered);
 }
 
-/*
- * May a sibling that was preempted in guest kernel mode, where it may hold a lock
- * or an RCU read side, run before the first of its VM's queue? Both virtual times
- * (ns) are inside the VM: it is a slice ahead of the first at most, so that is how
- * long the first waits for it, and it is charged as always.
- */
-static inline bool returns_early(u64 vtime, u64 first_vtime, u64 slice_ns)
-{
-	return (s64)(vtime - first_vtime) <= (s64)slice_ns;
-}
-
-/*
- * How far behind the first of its VM's queue, in virtual time inside the VM (ns), a
- * sibling may stand that runs in its place as it ran on this CPU last. One that a
- * turn of @turn_ns has left out is behind the others by that much: it is not passed
- * again, or it would wait for many rounds while another CPU is late.
- */
-static inline u64 home_near(u64 turn_ns)
-{
-	return turn_ns / 2;
-}
-
-/*
- * How much longer (ns) a vCPU may run that is in guest kernel mode when its slice
- * ends: an RCU read side or a short lock is over by then. Once per slice.
- */
-static inline u64 grace_ns(u64 slice_ns)
-{
-	return slice_ns / 8;
-}
-
 /* What is known of an offer when KVM makes it. */
 struct yield_offer {
 	bool sibling; /* both are threads of one VM */
@@ -103,22 +72,6 @@ static inline s32 yield_verdict(const struct yield_offer *offer)
 	if (!offer->allowed)
 		return YIELD_MISS_AFFINITY;
 	return YIELD_ACCEPT;
-}
-
-/*
- * The slice (ns) that a yield at @now lends to its target: what is left of the
- * turn that lasts until @until, so that the VM as a whole runs no longer than
- * it would have and no neighbour pays, however often its vCPUs hand the CPU to
- * each other. 0: the turn is over, and the target is the first that the VM runs
- * in its next one.
- */
-static inline u64 loan_slice(u64 now, u64 until, u64 slice_ns)
-{
-	u64 left_ns = until - now;
-
-	if ((s64)left_ns <= 0)
-		return 0;
-	return left_ns < slice_ns ? left_ns : slice_ns;
 }
 
 #endif /* COHORT_POLICY_TARGET_H */

@@ -10,7 +10,7 @@ use std::path::Path;
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
 use cohort::compare::progress::Progress;
-use cohort::mechanism::{Mechanism, OFF_BY_DEFAULT, Switch};
+use cohort::mechanism::{Mechanism, Switch};
 use serde::{Deserialize, Serialize};
 
 use crate::guest::COUNTER_SLOTS;
@@ -421,13 +421,14 @@ impl Variant {
         }
     }
 
-    /// With one that is off by default, or without one that is on.
+    /// Without one.
     fn of_one(mechanism: Mechanism) -> Self {
-        let on = OFF_BY_DEFAULT.contains(&mechanism);
-        let word = if on { "with" } else { "without" };
         Self {
-            name: format!("Cohort {word} {}", mechanism.name()),
-            switched: vec![Switch { mechanism, on }],
+            name: format!("Cohort without {}", mechanism.name()),
+            switched: vec![Switch {
+                mechanism,
+                on: false,
+            }],
         }
     }
 
@@ -441,7 +442,7 @@ impl Variant {
                 .find(|switch| switch.mechanism == mechanism);
             other.copied().unwrap_or(Switch {
                 mechanism,
-                on: !OFF_BY_DEFAULT.contains(&mechanism),
+                on: true,
             })
         })
         .collect()
@@ -454,7 +455,7 @@ impl Variant {
                 name: "Cohort".into(),
                 switched: Vec::new(),
             },
-            Self::without("windows", &[Mechanism::Cohorts, Mechanism::Turns]),
+            Self::without("windows", &[Mechanism::Cohorts]),
             Self::without(
                 "yields",
                 &[
@@ -636,13 +637,13 @@ mod tests {
         };
         let usual = Variant::all(false);
         assert_eq!(usual.len(), 3);
-        assert!(on(&usual[0], Mechanism::Cohorts) && !on(&usual[0], Mechanism::Grace));
-        assert!(!on(&usual[1], Mechanism::Turns) && on(&usual[1], Mechanism::Yield));
-        assert!(!on(&usual[2], Mechanism::Rank) && on(&usual[2], Mechanism::Turns));
+        assert!(on(&usual[0], Mechanism::Cohorts) && on(&usual[0], Mechanism::Rank));
+        assert!(!on(&usual[1], Mechanism::Cohorts) && on(&usual[1], Mechanism::Yield));
+        assert!(!on(&usual[2], Mechanism::Rank) && on(&usual[2], Mechanism::Cohorts));
         let all = Variant::all(true);
         assert_eq!(all.len(), 3 + Mechanism::value_variants().len());
         let named = |name: &str| all.iter().find(|variant| variant.name == name).unwrap();
-        assert!(!on(named("Cohort without heir"), Mechanism::Heir));
-        assert!(on(named("Cohort with grace"), Mechanism::Grace));
+        assert!(!on(named("Cohort without wake"), Mechanism::Wake));
+        assert!(on(named("Cohort without wake"), Mechanism::Packing));
     }
 }

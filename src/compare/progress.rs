@@ -32,7 +32,7 @@ impl VmRate {
     /// What it would use alone is estimated: what it ran and waited for, at most all CPUs. A cap would stop it alone, too.
     pub fn seen(host: &HostView, vm: &VcpuView) -> Option<Self> {
         let of_vm = |pct: f64| pct * f64::from(vm.vcpus);
-        let wanted = of_vm(vm.run_pct + vm.ready_pct + vm.costop_pct);
+        let wanted = of_vm(vm.run_pct + vm.ready_pct);
         let asked = wanted + of_vm(vm.limited_pct);
         let entitled = of_vm(vm.entitled_pct);
         if asked < IDLE_PCT || entitled <= 0.0 {

@@ -40,23 +40,10 @@ pub fn findings(host: &Host) -> Vec<Finding> {
             "tick",
             Severity::Warning,
             format!("CPUs {cpus} may run without a tick (nohz_full)"),
-            "slices, turns and caps end at ticks",
+            "slices and caps end at ticks",
             "remove nohz_full= from the kernel's command line",
         ),
     });
-    let command_line = fs::read_to_string(host.proc.join("cmdline")).unwrap_or_default();
-    if command_line
-        .split_whitespace()
-        .any(|word| word == "skew_tick=1")
-    {
-        findings.push(Finding::new(
-            "skew-tick",
-            Severity::Note,
-            "CPUs tick at different times (skew_tick=1)",
-            "a turn begins on all CPUs at once: on all but some it takes a timer's interrupt",
-            "remove skew_tick=1 from the kernel's command line",
-        ));
-    }
     findings.push(cgroup_version(host));
     let schedstats = fs::read_to_string(host.proc.join("sys/kernel/sched_schedstats"));
     if schedstats.is_ok_and(|value| value.trim() == "1") {
@@ -105,7 +92,6 @@ mod tests {
             .with("sys/devices/system/cpu/smt/active", "0\n")
             .with("sys/devices/system/cpu/isolated", "\n")
             .with("sys/devices/system/cpu/nohz_full", "(null)\n")
-            .with("proc/cmdline", "quiet\n")
             .with("sys/fs/cgroup/cgroup.controllers", "cpuset cpu io\n")
             .with("sys/fs/cgroup/cgroup.subtree_control", "cpu io\n")
     }
@@ -140,12 +126,6 @@ mod tests {
                 "2-3\n",
                 "tick",
                 Severity::Warning,
-            ),
-            (
-                "proc/cmdline",
-                "quiet skew_tick=1\n",
-                "skew-tick",
-                Severity::Note,
             ),
             (
                 "sys/fs/cgroup/cgroup.subtree_control",

@@ -100,11 +100,10 @@ pub static COUNTERS: [Counter; 11] = [
     seconds(
         "state",
         "time",
-        "Time of vCPUs by what they did: run, ready (runnable without a CPU), costop (stopped for its siblings), limited (by a cap), halted, away",
+        "Time of vCPUs by what they did: run, ready (runnable without a CPU), limited (by a cap), halted, away",
         &[
             labelled("run", "run_pct", |v, s| part_s(v.run_pct, s)),
             labelled("ready", "ready_pct", |v, s| part_s(v.ready_pct, s)),
-            labelled("costop", "costop_pct", |v, s| part_s(v.costop_pct, s)),
             labelled("limited", "limited_pct", |v, s| part_s(v.limited_pct, s)),
             labelled("halted", "halted_pct", |v, s| part_s(v.halted_pct, s)),
             labelled("away", "away_pct", |v, s| part_s(v.away_pct, s)),

@@ -6,10 +6,14 @@
 //! reads the running host and nothing else. A domain is needed for each CPU that
 //! can ever come online, because queues are made when the scheduler loads.
 
+use crate::bpf::intf;
 use anyhow::{Context, Result, bail};
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::Path;
+
+/// A domain's CPUs are bits of a word.
+const MOST_CPUS: usize = intf::cohort_limits_DOMAIN_CPUS as usize;
 
 /// The domain of each CPU.
 #[derive(Clone, Debug, Eq, PartialEq)]
@@ -23,7 +27,8 @@ pub struct Domains {
 impl Domains {
     /// Reads the caches of all possible CPUs from `sys`.
     ///
-    /// CPUs with the same last-level cache have the same domain. sysfs hides the
+    /// CPUs with the same last-level cache have the same domain; if they are too many for
+    /// one, they have several of about the same size. sysfs hides the
     /// caches of an offline CPU; such a CPU, and a number that no CPU has, gets
     /// the domain of the nearest CPU below it, and keeps it if it comes online
     /// later: a poor guess costs cache misses until the next start, no more.
@@ -52,7 +57,36 @@ impl Domains {
         }
         let count = u16::try_from(numbers.len().max(1))
             .context("this host has more last-level caches than Cohort can number")?;
-        Ok(Self { of_cpu, count })
+        let mut domains = Self { of_cpu, count };
+        for domain in 0..count {
+            domains.split(domain, &cpus);
+        }
+        Ok(domains)
+    }
+
+    /// Makes several domains of one that has too many CPUs. The threads of a core stay together.
+    fn split(&mut self, domain: u16, cpus: &Path) {
+        let members = (0..self.of_cpu.len()).filter(|&cpu| self.of_cpu[cpu] == domain);
+        let mut cores: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
+        for cpu in members {
+            let threads = cpus.join(format!("cpu{cpu}/topology/thread_siblings_list"));
+            let threads = read_cpu_list(&threads).unwrap_or_default();
+            let core = threads.first().copied().unwrap_or(cpu);
+            cores.entry(core).or_default().push(cpu);
+        }
+        let total: usize = cores.values().map(Vec::len).sum();
+        let most = total.div_ceil(total.div_ceil(MOST_CPUS).max(1));
+        let (mut number, mut taken) = (domain, 0);
+        for threads in cores.into_values() {
+            if taken + threads.len() > most.max(threads.len()) {
+                (number, taken) = (self.count, 0);
+                self.count += 1;
+            }
+            taken += threads.len();
+            for cpu in threads {
+                self.of_cpu[cpu] = number;
+            }
+        }
     }
 }
 
@@ -177,6 +211,24 @@ mod tests {
         }
         assert_eq!(domains(&fixture).of_cpu, [0, 0, 1, 1]);
         assert_eq!(domains(&fixture).count, 2);
+    }
+
+    #[test]
+    fn a_cache_of_too_many_cpus_makes_several_domains_of_whole_cores() {
+        // 112 CPUs, two threads per core, numbered as hosts number them.
+        let mut fixture = possible("0-111\n");
+        for cpu in 0..112 {
+            fixture = with_cache(fixture, cpu, 3, 3, 0);
+            let siblings = format!("{},{}\n", cpu % 56, cpu % 56 + 56);
+            let list = format!("{CPUS}/cpu{cpu}/topology/thread_siblings_list");
+            fixture = fixture.with(&list, siblings);
+        }
+        let domains = domains(&fixture);
+        assert_eq!(domains.count, 2);
+        for cpu in 0..56 {
+            assert_eq!(domains.of_cpu[cpu], domains.of_cpu[cpu + 56], "{cpu}");
+            assert_eq!(domains.of_cpu[cpu], u16::from(cpu >= 28), "{cpu}");
+        }
     }
 
     #[test]

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Cohorts: the vCPUs of VMs whose vCPUs wait for each other run in the same turns, and nobody pays for that.
+//! Cohorts: the vCPUs of a VM run in the same turns, and nobody pays for that.
 
 use std::io::Write;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::{self, sleep};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use cohort::bpf::intf;
@@ -16,15 +16,12 @@ use tempfile::NamedTempFile;
 
 use crate::Test;
 use crate::host::{
-    Guest, PATIENCE, Watch, assert_ratio, back_to_stock, lab, locked, schedstat_ns, set, shares,
-    shares_in, start_cohort, start_cohort_with, stop_cohort, vcpus_of, vm_stats, watch,
+    Guest, PATIENCE, assert_ratio, back_to_stock, lab, locked, set, shares, shares_in,
+    start_cohort, start_cohort_with, stop_cohort, vcpus_of, vm_stats, watch,
 };
 
 pub const TESTS: &[Test] = &[
-    (
-        "vcpus_run_side_by_side_and_vms_whose_vcpus_wait_for_each_other_are_told_from_others",
-        windows_open,
-    ),
+    ("vcpus_run_side_by_side", windows_open),
     (
         "windows_of_two_cohorts_and_a_busy_vm_leave_everybody_a_third",
         windows_are_fair,
@@ -45,23 +42,15 @@ pub const TESTS: &[Test] = &[
         "vcpus_that_wait_for_each_other_and_halt_now_and_then_do_not_end_on_a_cpu_per_vm",
         halts_between_waits,
     ),
-    (
-        "a_vcpu_that_sleeps_after_it_has_woken_its_sibling_leaves_it_its_cpu",
-        handovers,
-    ),
-    ("exceptions_make_a_vm_a_cohort_always_or_never", exceptions),
+    ("an_exception_holds_for_the_vm_that_it_names", exceptions),
     (
         "siblings_wait_behind_each_other_less_than_without_windows",
         not_stacked,
     ),
 ];
 
-/// How long the longest wait is, and how far vCPUs drift apart.
+/// How long the longest wait is.
 pub const WAITS: &[Test] = &[
-    (
-        "the_vcpus_of_a_vm_wider_than_its_cpus_do_not_drift_apart",
-        skew_is_bounded,
-    ),
     (
         "beside_four_competitors_no_vcpu_waits_longer_than_the_bound",
         no_wait_is_longer_than_the_bound,
@@ -86,7 +75,6 @@ pub const ON_FOUR_CPUS: &[Test] = &[
 ];
 
 const WINDOW: Duration = Duration::from_secs(1);
-const MS: u64 = 1_000_000;
 /// Of their time that siblings may wait behind each other, with windows. Seen: 0.0 to 0.3 %.
 const STACKED_WITH_PCT: f64 = 1.0;
 /// So little that it need not be less than without windows: turns alone may happen to do as well. Seen: 0.1 to 1.4 %.
@@ -96,16 +84,11 @@ const STACKED_PCT: f64 = 10.0;
 /// Of the time of vCPUs that halt now and then, what they may wait behind each other. Seen: 0.5 to 1.2 %, and 2.7 to 3.4 %
 /// when a CPU that filled in did not come back.
 const STACKED_BETWEEN_WAITS_PCT: f64 = 1.7;
-/// Of vCPUs woken by a sibling that sleeps soon after, those that are to have its CPU. Seen: 69 to 87 %, and 51 and 52 % when
-/// another CPU was freed for each.
-const HANDED_OVER: f64 = 0.62;
-/// Of the windows of cohorts, those in which not all vCPUs run that could. Seen: 1 %.
+/// Of the windows of a VM, those in which not all CPUs run it that the plan gave it. Seen: 1 %.
 const CUT: f64 = 0.06;
 /// The same on four CPUs.
 const CUT_ON_FOUR: f64 = 0.2;
-/// Of the windows of VMs whose vCPUs halt in the middle, those that others had left too few CPUs for.
-const NARROW: f64 = 0.1;
-/// Of these windows, those in which a vCPU that had halted did not find a CPU again. Seen: 9 to 11 %, and 20 to 29 % when a neighbour's turn that went on meanwhile could not be called away.
+/// Of the windows of VMs whose vCPUs halt in the middle, those in which one that had halted did not find a CPU again. Seen: 9 to 11 %.
 const PARTIAL_WITH_HALTS: f64 = 0.15;
 /// How much longer than the bound a wait may be: the slice that is running then, and a moment. Seen: 4 ms.
 const SLICE_MS: u64 = 5;
@@ -114,8 +97,8 @@ const BUCKETS: usize = intf::cohort_limits_NR_BUCKETS as usize;
 
 fn print(name: &str, vm: &VmStats) {
     println!(
-        "    {name}: cohort {}, signs {}/s, windows {}, partial {}, until the last vCPU ran, by powers of two of us {:?}",
-        vm.cohort, vm.sync_rate, vm.windows, vm.windows_partial, vm.window_skew
+        "    {name}: windows {}, partial {}, until all CPUs ran it, by powers of two of us {:?}",
+        vm.windows, vm.windows_partial, vm.window_skew
     );
 }
 
@@ -149,25 +132,18 @@ fn two_pairs_and_a_calm_vm() -> Result<[Guest; 3]> {
 
 fn windows_open() -> Result<()> {
     let guests = two_pairs_and_a_calm_vm()?;
-    open_for_all(&guests, &[true, true, false], CUT)
+    open_for_all(&guests, CUT)
 }
 
-/// All of `guests` have windows; those that `wait` are cohorts, and no more than a part `most` of theirs is not whole, of
-/// none of them twice as many.
-fn open_for_all(guests: &[Guest], wait: &[bool], most: f64) -> Result<()> {
+/// All of `guests` have windows, and no more than a part `most` of all is not whole, of none of them twice as many.
+fn open_for_all(guests: &[Guest], most: f64) -> Result<()> {
     let vms = stats_under_cohort(&[], guests)?;
-    for (vm, waits) in vms.iter().zip(wait) {
+    for vm in &vms {
         print(&vm.name, vm);
-        ensure!(
-            (vm.cohort == 1) == *waits,
-            "a VM whose vCPUs give {} signs per second that they wait for each other is taken for {} cohort",
-            vm.sync_rate,
-            if *waits { "no" } else { "a" }
-        );
         // A third of a second in turns of 4 ms would be 83; six VMs on four CPUs have half of them each.
         ensure!(vm.windows > 60, "it had only {} windows", vm.windows);
         ensure!(
-            !waits || (vm.windows_partial as f64) < 2.0 * most * vm.windows as f64,
+            (vm.windows_partial as f64) < 2.0 * most * vm.windows as f64,
             "in {} of {} windows not all vCPUs ran",
             vm.windows_partial,
             vm.windows
@@ -179,9 +155,8 @@ fn open_for_all(guests: &[Guest], wait: &[bool], most: f64) -> Result<()> {
             "of {complete} windows only {soon} had all vCPUs within 1 ms"
         );
     }
-    let cohorts = || vms.iter().filter(|vm| vm.cohort == 1);
-    let sum = |number: fn(&VmStats) -> u64| -> u64 { cohorts().map(number).sum() };
-    let cut = sum(|vm| vm.windows_partial + vm.windows_narrow);
+    let sum = |number: fn(&VmStats) -> u64| -> u64 { vms.iter().map(number).sum() };
+    let cut = sum(|vm| vm.windows_partial);
     let all = sum(|vm| vm.windows);
     println!("    {cut} of {all} windows were cut");
     ensure!(
@@ -208,16 +183,10 @@ fn halts_in_windows() -> Result<()> {
     for vm in &vms {
         print(&vm.name, vm);
         println!(
-            "    {} of them narrow; IPIs {}, to a vCPU that waited for a CPU {}",
-            vm.windows_narrow, vm.ipis, vm.ipis_to_ready
+            "    IPIs {}, to a vCPU that waited for a CPU {}",
+            vm.ipis, vm.ipis_to_ready
         );
         ensure!(vm.windows > 60, "it had only {} windows", vm.windows);
-        ensure!(
-            vm.windows_narrow as f64 <= NARROW * vm.windows as f64,
-            "{} of {} windows had too few CPUs",
-            vm.windows_narrow,
-            vm.windows
-        );
         ensure!(
             vm.windows_partial as f64 <= PARTIAL_WITH_HALTS * vm.windows as f64,
             "in {} of {} windows a vCPU did not find a CPU again",
@@ -250,31 +219,6 @@ fn halts_between_waits() -> Result<()> {
             vm.stacked_pct
         );
     }
-    Ok(())
-}
-
-/// Three VMs whose vCPUs wake each other and sleep, as the ends of a pipe do: whoever is woken has the CPU of its waker, and
-/// nobody else has to leave one for it.
-fn handovers() -> Result<()> {
-    let piping = |name| -> Result<Guest> {
-        let spec = Spec::new(name)
-            .vcpu("loop: compute 100us; ipi 1 0x41; compute 50us; halt")
-            .vcpu("loop: halt; compute 100us; ipi 0 0x41; compute 50us");
-        Guest::start(&spec)
-    };
-    let guests = [piping("one")?, piping("two")?, piping("three")?];
-    let (vms, inherited) =
-        after_a_window(&[], || Ok((stats_of(&guests)?, set(&[])?["heir"].effects)))?;
-    let woken: u64 = vms.iter().map(|vm| vm.wakeups).sum();
-    for vm in &vms {
-        print(&vm.name, vm);
-    }
-    println!("    of {woken} that were woken {inherited} had their waker's CPU");
-    ensure!(woken > 1000, "only {woken} were woken: nothing is proven");
-    ensure!(
-        inherited as f64 > HANDED_OVER * woken as f64,
-        "of {woken} that were woken only {inherited} had their waker's CPU"
-    );
     Ok(())
 }
 
@@ -368,7 +312,7 @@ fn windows_on_four() -> Result<()> {
     for number in 1..=6 {
         guests.push(Guest::start(&locked(&format!("pair{number}"), 2))?);
         if [3, 4, 6].contains(&number) {
-            open_for_all(&guests, &[true; 6], CUT_ON_FOUR)?;
+            open_for_all(&guests, CUT_ON_FOUR)?;
         }
     }
     Ok(())
@@ -381,33 +325,22 @@ fn packed() -> Result<()> {
         .map(|(name, vcpus)| Guest::busy(name, vcpus))
         .into_iter()
         .collect::<Result<Vec<_>>>()?;
-    // For what part of the windows of the wide VMs too few CPUs were left.
-    let measure = |options: &[&str]| -> Result<f64> {
+    // How often a VM was left out for one behind it.
+    let measure = |options: &[&str]| -> Result<u64> {
         let cohort = start_cohort_with(options)?;
         sleep(Duration::from_secs(1));
         let view = watch(3)?;
-        let (mut windows, mut narrow) = (0, 0);
-        for guest in &guests {
-            let vm = vm_stats(guest.micro.pid() as u32)?;
-            println!(
-                "    {}: windows {}, narrow {}, partial {}",
-                vm.name, vm.windows, vm.windows_narrow, vm.windows_partial
-            );
-            if vm.name.contains("three") {
-                windows += vm.windows;
-                narrow += vm.windows_narrow;
-            }
-        }
+        let left_out = set(&[])?["packing"].effects;
         stop_cohort(cohort)?;
         let shares = shares_in(&view, &guests)?;
-        println!("    {options:?}: {narrow} of {windows}, shares {shares:.4?}");
+        println!("    {options:?}: {left_out} times left out, shares {shares:.4?}");
         assert_ratio(&shares, &[1.0; 4], 0.03)?;
-        Ok(narrow as f64 / windows as f64)
+        Ok(left_out)
     };
     let (without, with) = (measure(&["--off", "packing"])?, measure(&[])?);
     ensure!(
-        with < 0.7 * without,
-        "for {with:.3} of their windows there were too few CPUs, without packing for {without:.3}"
+        without == 0 && with > 100,
+        "a VM was left out {with} times, {without} times without packing"
     );
     Ok(())
 }
@@ -447,92 +380,6 @@ fn not_stacked_on_four() -> Result<()> {
             "of their ready time vCPUs waited {stacked:.2} % behind siblings"
         );
     }
-    Ok(())
-}
-
-/// How far the CPU time of the fastest vCPU of `guest` is ahead of the slowest one's, ns: in nine of ten moments within
-/// two seconds no farther. The kernel's numbers are up to a tick, 4 ms, behind.
-fn lead_ns(guest: &Guest) -> Result<u64> {
-    let run_ns = || {
-        let vcpus = guest.micro.state.vcpus();
-        let times = vcpus.map(|vcpu| Ok(schedstat_ns(vcpu.tid as u32)?.0));
-        times.collect::<Result<Vec<u64>>>()
-    };
-    let (start, begin) = (run_ns()?, Instant::now());
-    let mut leads = Vec::new();
-    while begin.elapsed() < Duration::from_secs(2) {
-        sleep(Duration::from_millis(10));
-        let now = run_ns()?;
-        let gains = now.iter().zip(&start).map(|(now, start)| now - start);
-        let (least, most) = gains.fold((u64::MAX, 0), |(least, most), gain| {
-            (least.min(gain), most.max(gain))
-        });
-        leads.push(most - least);
-    }
-    leads.sort_unstable();
-    Ok(leads[leads.len() * 9 / 10])
-}
-
-/// Eight vCPUs on two CPUs, beside two VMs of two, with slices that let each get far ahead of those that wait.
-fn skew_is_bounded() -> Result<()> {
-    let guests = [
-        Guest::busy("wide", 8)?,
-        Guest::busy("narrow0", 2)?,
-        Guest::busy("narrow1", 2)?,
-    ];
-    let wide = &guests[0];
-    let mut settings = NamedTempFile::new()?;
-    writeln!(
-        settings,
-        "slice_us = 20000\nready_wait_ms = 1000\n[[vm]]\ncgroup = \"*wide\"\ncohort = \"always\""
-    )?;
-    let path = settings.path().to_string_lossy();
-    let measure = |options: &[&str]| -> Result<(u64, VmStats)> {
-        let cohort = start_cohort_with(&[&["--config", &*path], options].concat())?;
-        wait_for("the wide VM being a cohort", PATIENCE, || {
-            Ok((vm_stats(wide.micro.pid() as u32)?.cohort == 1).then_some(()))
-        })?;
-        sleep(Duration::from_secs(1));
-        let watch = Watch::begin(1, 2)?;
-        let (lead_ns, view) = (lead_ns(wide)?, watch.window()?);
-        let (seen, shares) = (vcpus_of(&view, wide)?, shares_in(&view, &guests)?);
-        let counted = vm_stats(wide.micro.pid() as u32)?;
-        stop_cohort(cohort)?;
-        println!(
-            "    {options:?}: lead {} us, co-stop {:.1} % (observer: {:.1} %), stops by powers of two of us {:?}, shares {shares:.4?}",
-            lead_ns / 1000,
-            counted.costop_pct,
-            seen.costop_pct,
-            counted.costops,
-        );
-        // One turn of 20 ms on both CPUs is 3 % of what each VM has of two seconds.
-        assert_ratio(&shares, &[1.0, 1.0, 1.0], 0.05)?;
-        ensure!(
-            (seen.costop_pct > 0.0) == (counted.costop_pct > 0.0),
-            "the observer sees what the scheduler does not count, or does not see what it counts"
-        );
-        Ok((lead_ns, counted))
-    };
-    let (without_ns, calm) = measure(&["--off", "skew"])?;
-    let (with_ns, watched) = measure(&[])?;
-    ensure!(
-        calm.costops.iter().sum::<u64>() == 0 && calm.costop_pct == 0.0,
-        "vCPUs were stopped though that is switched off"
-    );
-    let (all, near): (u64, u64) = (
-        watched.costops.iter().sum(),
-        watched.costops[..=13].iter().sum(),
-    );
-    // The limit and one look is 4 ms, which the emulated timer makes a little more.
-    ensure!(
-        all > 50 && near as f64 >= 0.95 * all as f64,
-        "of {all} stops only {near} came before the vCPU was 8.2 ms ahead"
-    );
-    // Twice the bound, as the first reading has a lead of its own, and a tick.
-    ensure!(
-        without_ns > 16 * MS && with_ns < 12 * MS,
-        "the lead was {with_ns} ns, without bounds {without_ns} ns"
-    );
     Ok(())
 }
 
@@ -606,37 +453,20 @@ fn waits_are_bounded() -> Result<()> {
     Ok(())
 }
 
-/// A VM that computes is made a cohort, one in a lock is not to be one: it has no windows then.
+/// One of two VMs is not to have its turns together.
 fn exceptions() -> Result<()> {
     let guests = [Guest::busy("calm", 2)?, Guest::start(&locked("pair", 2))?];
     let mut settings = NamedTempFile::new()?;
-    for (cgroup, rule) in [("*calm", "always"), ("*pair", "never")] {
-        writeln!(
-            settings,
-            "[[vm]]\ncgroup = \"{cgroup}\"\ncohort = \"{rule}\""
-        )?;
-    }
+    writeln!(settings, "[[vm]]\ncgroup = \"*pair\"\ncohort = \"never\"")?;
     let path = settings.path().to_string_lossy();
     let cohort = start_cohort_with(&["--config", &path])?;
     let [calm, pair] = guests.each_ref().map(|guest| guest.micro.pid() as u32);
-    wait_for("the exceptions", PATIENCE, || {
-        let rules = (vm_stats(calm)?.cohort_rule, vm_stats(pair)?.cohort_rule);
-        Ok((rules == ("always".to_owned(), "never".to_owned())).then_some(()))
+    wait_for("the exception", PATIENCE, || {
+        Ok((vm_stats(pair)?.cohort_rule == "never").then_some(()))
     })?;
-    let windows = vm_stats(pair)?.windows;
-    sleep(WINDOW);
-    let (calm, pair) = (vm_stats(calm)?, vm_stats(pair)?);
+    let rule = vm_stats(calm)?.cohort_rule;
     stop_cohort(cohort)?;
-    print("always", &calm);
-    print("never", &pair);
-    ensure!(
-        calm.cohort == 1 && calm.sync_rate < 50 && calm.windows > 60,
-        "a VM that is to be a cohort always is none"
-    );
-    ensure!(
-        pair.cohort == 0 && pair.sync_rate > 200 && pair.windows == windows,
-        "a VM that is to be no cohort is one, or has windows"
-    );
+    ensure!(rule == "auto", "a VM without an exception has one: {rule}");
     Ok(())
 }
 

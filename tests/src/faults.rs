@@ -119,7 +119,7 @@ fn affinity_churn() -> Result<()> {
     let stats = cohort_stats()?;
     ensure!(
         stats.exhausted == 0,
-        "{} tasks found no queue, group or lane",
+        "{} tasks found no group or entity",
         stats.exhausted
     );
     stop_cohort(cohort)
@@ -172,13 +172,13 @@ fn vm_churn() -> Result<()> {
         }
         cohort_stats()
     };
-    // What the first ones need may stay: queues of the cgroups they started in.
+    // What the first ones need may stay: entities of the cgroups they started in.
     let before = come_and_go(0..1)?;
     let stats = come_and_go(1..100)?;
     assert_progress(&beside)?;
-    let used = |stats: &HostStats| (stats.groups_used, stats.queues_used, stats.lanes_used);
+    let used = |stats: &HostStats| (stats.groups_used, stats.entities_used);
     println!(
-        "    groups, queues, lanes in use: {:?}, then {:?}",
+        "    groups, entities in use: {:?}, then {:?}",
         used(&before),
         used(&stats)
     );
@@ -189,12 +189,12 @@ fn vm_churn() -> Result<()> {
     );
     let (before, after) = (used(&before), used(&stats));
     ensure!(
-        after.0 <= before.0 && after.1 <= before.1 + 4 && after.2 <= before.2,
-        "groups, queues and lanes of VMs that are gone were not given back: {before:?}, then {after:?}"
+        after.0 <= before.0 && after.1 <= before.1 + 4,
+        "groups and entities of VMs that are gone were not given back: {before:?}, then {after:?}"
     );
     ensure!(
         stats.exhausted == 0,
-        "{} tasks found no queue, group or lane",
+        "{} tasks found no group or entity",
         stats.exhausted
     );
     stop_cohort(cohort)

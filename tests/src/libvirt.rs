@@ -4,6 +4,7 @@
 use std::fs;
 use std::path::PathBuf;
 use std::process::Command;
+use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -125,6 +126,29 @@ fn virsh(arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
+/// libvirt caps each vCPU in its own cgroup; half of the CPU time that each had without is far above that.
+fn quota_of_each_vcpu(domain: &Domain) -> Result<()> {
+    const QUOTA_US: u64 = 15_000;
+    const SECONDS: u64 = 3;
+    let quota = format!("vcpu_quota={QUOTA_US}");
+    virsh(&["schedinfo", NAME, "--live", "vcpu_period=100000", &quota])?;
+    for vcpu in 0..2 {
+        let cgroup = domain.cgroup()?.join(format!("vcpu{vcpu}"));
+        let before = usage_us(&cgroup)?;
+        sleep(Duration::from_secs(SECONDS));
+        let used = usage_us(&cgroup)? - before;
+        println!(
+            "    vCPU {vcpu} had {used} us in {SECONDS} s, its quota is {QUOTA_US} us in 0.1 s"
+        );
+        let quota = QUOTA_US * 10 * SECONDS;
+        ensure!(
+            (quota / 2..quota * 6 / 5).contains(&used),
+            "vCPU {vcpu} had {used} us, but its quota is {quota} us"
+        );
+    }
+    Ok(())
+}
+
 /// The observer calls it by libvirt's name and id; to Cohort the threads in libvirt's cgroups are one VM.
 fn named_and_whole() -> Result<()> {
     let domain = Domain::start(2)?;
@@ -150,7 +174,9 @@ fn named_and_whole() -> Result<()> {
     // Both stand in cgroups of weight 100 below the topmost one.
     let (used, _) = shares(&[&domain, &rival], Duration::from_secs(3))?;
     let view = watch(1)?;
+    let quota = quota_of_each_vcpu(&domain);
     stop_cohort(cohort)?;
+    quota?;
     ensure!(
         stats.vcpus == 2 && stats.name == NAME,
         "Cohort takes it for {} with {} vCPUs",

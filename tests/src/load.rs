@@ -92,7 +92,7 @@ fn newer_vm() -> Result<()> {
     stop_cohort(cohort)
 }
 
-/// All tasks of the host come at once: nobody may be left to the kernel's global queue.
+/// All tasks of the host come at once: nobody may be left to the root's.
 fn crowded_start() -> Result<()> {
     const CGROUPS: usize = 20;
     let cpus = lab()?.guest_cpus;
@@ -102,13 +102,13 @@ fn crowded_start() -> Result<()> {
     let cohort = start_cohort()?;
     let stats = cohort_stats()?;
     ensure!(
-        stats.queues_used >= CGROUPS as u64,
-        "{} queues for {CGROUPS} cgroups that compute",
-        stats.queues_used
+        stats.entities_used >= CGROUPS as u64,
+        "{} entities for {CGROUPS} cgroups that compute",
+        stats.entities_used
     );
     ensure!(
         stats.exhausted == 0,
-        "{} times no queue, group or lane was free",
+        "{} times no group or entity was free",
         stats.exhausted
     );
     stop_cohort(cohort)

@@ -179,7 +179,7 @@ fn run_delay(under_cohort: bool) -> Result<()> {
         );
         assert_close(
             &format!("{name}: run_delay, %"),
-            all.ready_pct + all.costop_pct + all.limited_pct,
+            all.ready_pct + all.limited_pct,
             pct(after.delay - before.delay),
             TOLERANCE,
         )?;

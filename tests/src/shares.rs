@@ -37,6 +37,10 @@ pub const TESTS: &[Test] = &[
         pinned_vms,
     ),
     ("a_changed_weight_counts_at_once", changed_weight),
+    (
+        "a_weight_of_1_beside_one_of_10000_is_served_before_the_watchdog_comes",
+        least_weight,
+    ),
     ("slices_shorter_than_a_tick_end_in_time", short_slices),
     (
         "a_task_that_may_run_anywhere_gets_as_much_as_its_bound_siblings",
@@ -167,6 +171,21 @@ fn host_and_vm() -> Result<()> {
     let (shares, used) = measured(&[&host, &vm])?;
     assert_used(used)?;
     assert_ratio(&shares, &[2.0, 1.0], 0.03)
+}
+
+/// By weight alone the one would wait for 40 s after each turn. The watchdog allows 2 s, and a quarter of it is what a VM
+/// waits for at most: 4 ms of CPU time in 500 ms.
+fn least_weight() -> Result<()> {
+    let (least, most) = (Guest::busy("least", 2)?, Guest::busy("most", 2)?);
+    least.cgroup().set_weight(1)?;
+    most.cgroup().set_weight(10_000)?;
+    let (shares, used) = measured(&[&least, &most])?;
+    ensure!(
+        (0.004..0.012).contains(&shares[0]),
+        "a VM of weight 1 beside one of 10,000 had {:.4} of the CPU time",
+        shares[0]
+    );
+    assert_used(used)
 }
 
 fn capped(cgroup: &Cgroup, vm: &Guest, other: &Guest) -> Result<()> {

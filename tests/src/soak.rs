@@ -63,9 +63,9 @@ fn churn() -> Result<()> {
     let mut cohort = start_cohort()?;
     let watch = Watch::begin(u32::MAX, 1)?;
     let memory = || -> Result<[u64; 2]> { Ok([rss_kib(cohort.pid())?, rss_kib(watch.pid())?]) };
-    let used = || -> Result<[u64; 3]> {
+    let used = || -> Result<[u64; 2]> {
         let stats = cohort_stats()?;
-        Ok([stats.groups_used, stats.queues_used, stats.lanes_used])
+        Ok([stats.groups_used, stats.entities_used])
     };
     let begin = Instant::now();
     let length = Duration::from_secs(60 * minutes);
@@ -85,7 +85,7 @@ fn churn() -> Result<()> {
         }
         if rounds % 10 == 0 {
             println!(
-                "    {:>4} s, {} VMs: memory of cohort run and cohort watch {:?} KiB, groups, queues, lanes {:?}",
+                "    {:>4} s, {} VMs: memory of cohort run and cohort watch {:?} KiB, groups, entities {:?}",
                 begin.elapsed().as_secs(),
                 rounds * VMS_PER_ROUND,
                 memory()?,

@@ -13,7 +13,7 @@ use cohort_micro::Spec;
 use crate::Test;
 use crate::host::{
     Guest, assert_ratio, back_to_stock, busy, cohort_stats, lab, locked, set, shares, start_cohort,
-    start_cohort_with, stop_cohort, vm_stats, vm_stats_with, watch,
+    start_cohort_with, stop_cohort, vm_stats, vm_stats_with,
 };
 
 pub const TESTS: &[Test] = &[
@@ -30,20 +30,12 @@ pub const TESTS: &[Test] = &[
         receiver_runs_soon,
     ),
     (
-        "the_turn_of_a_vcpu_that_sleeps_goes_to_the_sibling_it_woke",
-        heir_goes_on,
-    ),
-    (
         "no_other_scheduler_has_counted_a_yield_for_it",
         counts_start_at_zero,
     ),
     (
         "mechanisms_can_be_switched_100_times_under_load_and_each_switch_counts",
         switches,
-    ),
-    (
-        "penalty_credit_and_grace_move_time_between_siblings_only",
-        loans_inside_a_vm,
     ),
     (
         "a_halted_vcpu_is_never_shown_to_the_guest_as_preempted",
@@ -141,15 +133,14 @@ fn receiver_runs_soon() -> Result<()> {
     let all: u64 = vm.ipi_to_run.iter().sum();
     println!(
         "    IPIs {}, to a waiting vCPU {}, answered {}; until it ran, by powers of two of us {:?}; spin exits {}, yields {} \
-         of which better {} and relaxed {}",
+         of which better {}",
         vm.ipis,
         vm.ipis_to_ready,
         vm.ipis_answered,
         vm.ipi_to_run,
         vm.spin_exits,
         vm.yields_served,
-        vm.yields_better,
-        vm.yields_relaxed
+        vm.yields_better
     );
     ensure!(
         vm.ipis_answered as f64 > 0.95 * vm.ipis as f64,
@@ -160,51 +151,6 @@ fn receiver_runs_soon() -> Result<()> {
     ensure!(
         within_a_slice as f64 > 0.9 * all as f64,
         "of {all} IPIs to a waiting vCPU only {within_a_slice} made it run within 4 ms"
-    );
-    Ok(())
-}
-
-/// Two vCPUs wake each other and sleep; two VMs compete. Whoever is woken is to run as soon as its waker sleeps, and not
-/// when the VM's next turn comes; and the VM gets its share all the same, and no more.
-fn heir_goes_on() -> Result<()> {
-    let spec = Spec::new("pair")
-        .vcpu("loop: compute 200us; ipi 1 0x41; halt")
-        .vcpu("loop: halt; compute 200us; ipi 0 0x41");
-    let pair = Guest::start(&spec)?;
-    let others = [Guest::busy("busy0", 2)?, Guest::busy("busy1", 2)?];
-    let run = |arguments: &[&str]| -> Result<(f64, u64)> {
-        let cohort = start_cohort_with(arguments)?;
-        let (shares, _) = shares(&[&pair, &others[0], &others[1]], WINDOW)?;
-        let vm = vm_stats(pair.micro.pid() as u32)?;
-        let inherited = set(&[])?.get("heir").map_or(0, |heir| heir.effects);
-        stop_cohort(cohort)?;
-        let at_once: u64 = vm.ipi_to_run[..=9].iter().sum();
-        let all: u64 = vm.ipi_to_run.iter().sum();
-        println!(
-            "    {arguments:?}: of {all} that were woken {at_once} ran within 512 us, turns left {inherited}; by powers of \
-             two of us {:?}",
-            vm.ipi_to_run
-        );
-        ensure!(
-            all > 100,
-            "only {all} IPIs woke somebody: nothing is proven"
-        );
-        ensure!(
-            (shares[0] - 1.0 / 3.0).abs() <= 0.01,
-            "a third of the VMs has {:.4} of the CPU time",
-            shares[0]
-        );
-        Ok((at_once as f64 / all as f64, inherited))
-    };
-    let (at_once, inherited) = run(&[])?;
-    ensure!(
-        at_once > 0.9 && inherited > 100,
-        "{inherited} turns were left to whom had been woken, of whom {at_once:.3} ran within 512 us"
-    );
-    let (_, inherited) = run(&["--off", "heir"])?;
-    ensure!(
-        inherited == 0,
-        "{inherited} turns were left although that was off"
     );
     Ok(())
 }
@@ -229,7 +175,7 @@ fn counts_start_at_zero() -> Result<()> {
 }
 
 fn switches() -> Result<()> {
-    const GIVERS: [&str; 4] = ["yield", "ipi", "rank", "relaxed"];
+    const GIVERS: [&str; 3] = ["yield", "ipi", "rank"];
     let to = |state: &str| GIVERS.map(|name| format!("{name}={state}"));
     let guests = [
         Guest::start(&spinner("spin0"))?,
@@ -272,33 +218,6 @@ fn switches() -> Result<()> {
         "only {on} yields were served when they were on again"
     );
     stop_cohort(cohort)
-}
-
-/// Three loans that are off by default. Beside a busy VM each VM keeps its share, and siblings of equal work theirs.
-fn loans_inside_a_vm() -> Result<()> {
-    const LOANS: [&str; 3] = ["penalty", "credit", "grace"];
-    let guest = Guest::start(&spinner("spin0"))?;
-    let busy = Guest::busy("busy", 2)?;
-    let cohort = start_cohort_with(&LOANS.map(|name| ["--on", name]).concat())?;
-    let (shares, _) = shares(&[&guest, &busy], WINDOW)?;
-    assert_ratio(&shares, &[1.0, 1.0], 0.02)?;
-    let view = watch(3)?;
-    let siblings = &view.vms.get(&(guest.micro.pid() as u32));
-    let siblings = siblings.context("the observer does not see the VM")?;
-    let run: Vec<f64> = siblings.vcpus.values().map(|vcpu| vcpu.run_pct).collect();
-    let mechanisms = set(&[])?;
-    stop_cohort(cohort)?;
-    println!("    siblings run {run:.2?} % of the time; {mechanisms:?}");
-    for name in LOANS {
-        let effects = mechanisms.get(name).map_or(0, |stats| stats.effects);
-        ensure!(
-            effects > 10,
-            "{name} had {effects} effects: nothing is proven"
-        );
-    }
-    let all: f64 = run.iter().sum();
-    let parts: Vec<f64> = run.iter().map(|run| run / all).collect();
-    assert_ratio(&parts, &[1.0, 1.0, 1.0], 0.02)
 }
 
 /// The guest's scheduler gives work to a vCPU only if it takes it for idle; KVM tells it which vCPUs are preempted. Under

@@ -16,7 +16,7 @@ pub enum Command {
     Cell {
         /// The cell as JSON; `lab bench` has it from lab/matrix.toml
         cell: String,
-        /// Measure Cohort without each mechanism as well, and with each one that is off by default
+        /// Measure Cohort without each mechanism as well
         #[arg(long)]
         each_mechanism: bool,
     },

@@ -47,7 +47,7 @@ pub struct Options {
     /// Measure again what was measured already
     #[arg(long)]
     fresh: bool,
-    /// Measure Cohort without each mechanism as well, and with each one that is off by default
+    /// Measure Cohort without each mechanism as well
     #[arg(long)]
     each_mechanism: bool,
 }

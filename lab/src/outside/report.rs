@@ -37,8 +37,8 @@ const INTRODUCTION: &str = "\
   decides in which order the VMs begin, and when each CPU takes them up, within 8 ms. Each scheduler has a window from each seed.
 
 Figures are the median over the seeds; in parentheses the worst and the best of them. Schedulers are the stock one, Cohort, Cohort
-without windows (`cohorts` and `turns` off), and Cohort without yields (`yield`, `ipi`, `rank` and `relaxed` off). Work of the
-host beside VMs is counted as a VM is.
+without windows (`cohorts` off), and Cohort without yields (`yield`, `ipi` and `rank` off). Work of the host beside VMs is
+counted as a VM is.
 ";
 
 /// Options of `lab report`.
@@ -389,7 +389,7 @@ The machine does not model caches, memory bandwidth, branch prediction, SMT sibl
         let usual = result(&cell, None);
         let mut each = usual.clone();
         each.runs
-            .push(run("Cohort without heir", 1, [1.0, 1.0], None));
+            .push(run("Cohort without wake", 1, [1.0, 1.0], None));
         let results = [each.clone(), usual];
         assert_eq!(best_result(&cell, &results), Some(&each));
     }

@@ -115,6 +115,13 @@ fn serve(weights: &[u64], slices: usize) -> Vec<u64> {
     used
 }
 
+#[test]
+fn a_bound_tasks_share_is_never_none() {
+    assert_eq!(unsafe { fair_bound_share(3, 4) }, 1);
+    assert_eq!(unsafe { fair_bound_share(ONE, 0) }, ONE);
+    assert_eq!(unsafe { fair_bound_share(ONE, 4) }, ONE / 4);
+}
+
 proptest! {
     /// What siblings used since they were charged; a little less, and never a slice for nothing, if another CPU charged one
     /// after this one had read its clock.
@@ -196,17 +203,14 @@ proptest! {
         prop_assert!(!before(settled, now - credit) && !before(now + debt, settled));
     }
 
-    /// A queue may wait for what its lane's CPUs give the group at once, and never without bound; the fewer of the
-    /// group's tasks are elsewhere, the less.
+    /// A group's tasks that wait for one CPU each stand as if each had an equal part of its share, and never as if it had none.
     #[test]
-    fn patience_is_bounded_and_shrinks_as_tasks_gather(
-        credit in 1u64..1 << 40, cpus in 1u32..1024, runnable in 1u32..100_000, waiting in 0u32..100_000,
-    ) {
-        let patience = |waiting| unsafe { fair_patience(credit, cpus, waiting, runnable) };
-        let at_once = u64::from(runnable.min(cpus));
-        prop_assert!(patience(waiting) > credit * at_once);
-        prop_assert!(patience(waiting) <= credit * (2 + at_once + u64::from(PATIENCE_SLICES)));
-        prop_assert!(patience(waiting + 1) <= patience(waiting));
+    fn tasks_bound_to_a_cpu_divide_their_groups_share(share in 1u64..=ONE, runnable in 0u32..100_000) {
+        let part = unsafe { fair_bound_share(share, runnable) };
+        let tasks = u64::from(runnable.max(1));
+        prop_assert!(part >= 1);
+        prop_assert!(part == 1 || part * tasks <= share);
+        prop_assert!((part + 1) * tasks > share);
     }
 
     /// Uncontested time never carries a group beyond the present; contested time costs all of it.

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Directed yields: which offers are taken, who is preferred, and what a loan is.
+//! Directed yields: which offers are taken, and who is preferred.
 
 use cohort_policy::*;
-use proptest::prelude::*;
 
 fn verdict(sibling: bool, ready: bool, allowed: bool, throttled: bool) -> i32 {
     unsafe {
@@ -77,56 +76,4 @@ fn among_equals_kvms_candidate_stays() {
     assert!(!replaces(ready, true, kernel), "the better one stays");
     assert!(replaces(kernel, true, kernel), "KVM's own among equals");
     assert!(!replaces(kernel, false, kernel), "the first among equals");
-}
-
-proptest! {
-    /// A loan is what is left of the turn, never more than a slice, and nothing when the turn is over.
-    #[test]
-    fn a_loan_is_what_is_left(now in 0u64..1 << 60, left in -(1i64 << 40)..1 << 40, slice in 1u64..1 << 40) {
-        let now = now + (1 << 41);
-        let loan = unsafe { loan_slice(now, now.wrapping_add_signed(left), slice) };
-        prop_assert_eq!(loan, (left.max(0) as u64).min(slice));
-    }
-
-    /// However often vCPUs hand a turn on, together they run no longer than the turn.
-    #[test]
-    fn handing_on_does_not_prolong_a_turn(hops in prop::collection::vec(1u64..2_000_000, 1..200)) {
-        let slice = 4_000_000;
-        let (mut now, mut until) = (1u64 << 40, (1u64 << 40) + slice);
-        let end = until;
-        for hop in hops {
-            now += hop.min(until - now);
-            let loan = unsafe { loan_slice(now, until, slice) };
-            if loan == 0 {
-                break;
-            }
-            until = now + loan;
-        }
-        prop_assert!(now <= end && until <= end);
-    }
-
-    /// While one CPU serves all turns of a VM, the other one being late, each sibling passes the first in the queue at
-    /// most once, so nobody is left out for longer than twice round its siblings. Turns are a little shorter or longer.
-    #[test]
-    fn who_was_left_out_of_a_turn_is_not_passed_again(
-        at_home in prop::collection::vec(any::<bool>(), 2..6),
-        lengths in prop::collection::vec(3_800_000u64..4_200_000, 100),
-    ) {
-        let near = unsafe { home_near(4_000_000) };
-        let mut vtimes = vec![0; at_home.len()];
-        let mut left_out = vec![0; at_home.len()];
-        for length in lengths {
-            let by_vtime = |vcpu: &usize| (vtimes[*vcpu], *vcpu);
-            let vcpus = || 0..vtimes.len();
-            let first = vcpus().min_by_key(by_vtime).expect("vCPUs");
-            let home = vcpus().filter(|vcpu| at_home[*vcpu]).min_by_key(by_vtime);
-            let runs = home.filter(|home| vtimes[*home] <= vtimes[first] + near).unwrap_or(first);
-            vtimes[runs] += length;
-            for turns in &mut left_out {
-                *turns += 1;
-            }
-            left_out[runs] = 0;
-            prop_assert!(left_out.iter().all(|turns| *turns <= 2 * at_home.len()), "{left_out:?}");
-        }
-    }
 }

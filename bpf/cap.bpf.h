@@ -1,0 +1,127 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Caps: cpu.max of cgroups, those of single vCPUs included. A cgroup with a cap has a
+ * budget, which a timer refills; what runs below it pays. A task below a cgroup whose
+ * budget is used up is parked. Not here: the arithmetic (policy/fair.h).
+ */
+#ifndef COHORT_CAP_BPF_H
+#define COHORT_CAP_BPF_H
+
+/* Groups with a cap of their own; 0 saves every charge the walk upwards. */
+u32 nr_capped;
+
+/* How often a used-up budget was refilled; atomic. */
+u32 nr_refills;
+
+static bool is_used_up(const struct group *g)
+{
+	return g->quota_ns && g->budget_ns <= 0;
+}
+
+/* Is a cap at or above group @id used up? */
+__noinline bool is_throttled(u32 id)
+{
+	u32 level;
+
+	if (!nr_capped)
+		return false;
+	bpf_for(level, 0, MAX_CGROUP_DEPTH) {
+		struct group *g;
+
+		if (!id)
+			break;
+		g = lookup_group(id);
+		if (!g)
+			break;
+		if (is_used_up(g))
+			return true;
+		id = g->info.parent;
+	}
+	return false;
+}
+
+/* Pay @used_ns from the budgets of @id and all above it. */
+__noinline int spend_caps(u32 id, u64 used_ns)
+{
+	u32 level;
+
+	if (!nr_capped)
+		return 0;
+	bpf_for(level, 0, MAX_CGROUP_DEPTH) {
+		struct group *g;
+
+		if (!id)
+			break;
+		g = lookup_group(id);
+		if (!g)
+			break;
+		if (g->quota_ns)
+			__sync_fetch_and_sub(&g->budget_ns, used_ns);
+		id = g->info.parent;
+	}
+	return 0;
+}
+
+/* In each domain where tasks are parked, a CPU looks whether they still must be. */
+static void wake_parked(void)
+{
+	u32 i;
+
+	__sync_fetch_and_add(&nr_refills, 1);
+	bpf_for(i, 0, nr_domains) {
+		struct domain *d = lookup_domain(i);
+
+		if (d && d->nr_parked > 0 && d->cpus)
+			scx_bpf_kick_cpu(cpu_with(d, lowest_cpu(d->cpus)),
+					 SCX_KICK_PREEMPT);
+	}
+}
+
+static int refill_cap(void *map, u32 *key, struct group *g)
+{
+	bool was_used_up = is_used_up(g);
+	s64 budget = g->budget_ns;
+
+	__sync_fetch_and_add(
+		&g->budget_ns,
+		cap_refill(budget, g->quota_ns, g->burst_ns, g->period_ns) -
+			budget);
+	if (was_used_up && !is_used_up(g))
+		wake_parked();
+	if (g->quota_ns)
+		bpf_timer_start(&g->cap_timer, g->period_ns, 0);
+	return 0;
+}
+
+/* cpu.max of group @id is now @quota_us each @period_us; ~0: none. */
+static void set_cap(u32 id, u64 period_us, u64 quota_us, u64 burst_us)
+{
+	struct group *g = lookup_group(id);
+	bool was_capped, capped = quota_us != ~0ULL && period_us;
+
+	if (!g)
+		return;
+	was_capped = g->quota_ns != 0;
+	g->info.quota_us = capped ? quota_us : 0;
+	g->info.period_us = capped ? period_us : 0;
+	g->period_ns = period_us * 1000;
+	g->burst_ns = capped ? burst_us * 1000 : 0;
+	g->quota_ns = capped ? quota_us * 1000 : 0;
+	if (capped == was_capped)
+		return;
+	if (!capped) {
+		__sync_fetch_and_sub(&nr_capped, 1);
+		wake_parked();
+		return;
+	}
+	g->budget_ns = g->quota_ns;
+	__sync_fetch_and_add(&nr_capped, 1);
+	if (!g->timer_ready) {
+		bpf_timer_init(&g->cap_timer, &groups, CLOCK_MONOTONIC);
+		bpf_timer_set_callback(&g->cap_timer, refill_cap);
+		g->timer_ready = 1;
+	}
+	bpf_timer_start(&g->cap_timer, g->period_ns, 0);
+}
+
+#endif /* COHORT_CAP_BPF_H */

@@ -1,0 +1,378 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Entities: where a group's tasks wait in a domain, and the domain's tree, which holds
+ * them in the order in which they come. Not here: what a group owes (group.bpf.h),
+ * what is run when (plan.bpf.h, take.bpf.h).
+ *
+ * Who takes an entity out of the tree has it for itself, and puts it back. A key in the
+ * tree may lie behind the truth, as groups pay meanwhile: whoever takes an entity reads
+ * the truth.
+ *
+ * An entity is listed from when a task of it first waits or runs until it is taken and
+ * has none.
+ */
+#ifndef COHORT_ENTITY_BPF_H
+#define COHORT_ENTITY_BPF_H
+
+static bool node_before(struct bpf_rb_node *a, const struct bpf_rb_node *b)
+{
+	struct entity_node *x = container_of(a, struct entity_node, rb);
+	struct entity_node *y = container_of(b, struct entity_node, rb);
+
+	return vtime_before(x->key, y->key);
+}
+
+/* Put entity @id, which the caller has, into its domain's tree. */
+__noinline int list_entity(u32 id, u64 key)
+{
+	struct entity *e = lookup_entity(id);
+	struct entity_node *node;
+	struct domain *d;
+
+	if (!e)
+		return 0;
+	d = lookup_domain(e->domain);
+	if (!d)
+		return 0;
+	node = bpf_kptr_xchg(&e->node, NULL);
+	if (!node) {
+		scx_bpf_error("entity %u was listed twice", id);
+		return 0;
+	}
+	node->key = key;
+	node->entity = id;
+	__sync_lock_test_and_set(&e->state, ENTITY_LISTED);
+	bpf_spin_lock(&d->lock);
+	bpf_rbtree_add(&d->tree, &node->rb, node_before);
+	d->nr_listed++;
+	bpf_spin_unlock(&d->lock);
+	return 0;
+}
+
+/* Take the first entity out of the tree of domain @domain_id; 0: there is none. */
+__noinline u32 take_entity(u32 domain_id)
+{
+	struct domain *d = lookup_domain(domain_id);
+	struct entity_node *node;
+	struct bpf_rb_node *rb;
+	struct entity *e;
+	u32 id;
+
+	if (!d || !d->nr_listed)
+		return 0;
+	bpf_spin_lock(&d->lock);
+	rb = bpf_rbtree_first(&d->tree);
+	if (!rb) {
+		bpf_spin_unlock(&d->lock);
+		return 0;
+	}
+	rb = bpf_rbtree_remove(&d->tree, rb);
+	d->nr_listed--;
+	bpf_spin_unlock(&d->lock);
+	if (!rb)
+		return 0;
+	node = container_of(rb, struct entity_node, rb);
+	id = node->entity;
+	e = bpf_map_lookup_elem(&entities, &id);
+	if (!e) {
+		bpf_obj_drop(node);
+		return 0;
+	}
+	__sync_lock_test_and_set(&e->state, ENTITY_TAKEN);
+	node = bpf_kptr_xchg(&e->node, node);
+	if (node)
+		bpf_obj_drop(node);
+	return id;
+}
+
+static bool has_tasks(const struct entity *e)
+{
+	return e->nr_waiting > 0 || e->running;
+}
+
+/* The number of @g, group @id, which is gone, may be used again. */
+static void give_group_back(u32 id, struct group *g)
+{
+	if (!g->nr_entities &&
+	    __sync_val_compare_and_swap(&g->orphan, 1, 2) == 1)
+		give_number(&free_groups, &host_stats.groups_used, id);
+}
+
+/* Give @e, entity @id, which is idle, back if nobody wants it. */
+static void free_entity(u32 id, struct entity *e)
+{
+	struct entity_key key = { .group = e->group, .domain = e->domain };
+	struct group *g;
+
+	if (__sync_val_compare_and_swap(&e->state, ENTITY_IDLE, ENTITY_FREE) !=
+	    ENTITY_IDLE)
+		return;
+	/* Who comes to wait counts first, and looks at the state then. */
+	if (has_tasks(e)) {
+		__sync_val_compare_and_swap(&e->state, ENTITY_FREE,
+					    ENTITY_IDLE);
+		return;
+	}
+	bpf_map_delete_elem(&entity_of, &key);
+	g = lookup_group(e->group);
+	e->group = 0;
+	give_number(&free_entities, &host_stats.entities_used, id);
+	if (g && __sync_fetch_and_sub(&g->nr_entities, 1) == 1 && g->orphan)
+		give_group_back(key.group, g);
+}
+
+/* Group @id is gone. A listed entity goes when it is taken. */
+static void free_entities_of(u32 group_id)
+{
+	u32 i;
+
+	bpf_for(i, 0, nr_domains) {
+		struct entity_key key = { .group = group_id, .domain = i };
+		u32 *id = bpf_map_lookup_elem(&entity_of, &key);
+		struct entity *e = id ? lookup_entity(*id) : NULL;
+
+		if (e)
+			free_entity(*id, e);
+	}
+}
+
+/* Put @e, entity @id, which the caller has taken, back: into the tree at @key, or to
+ * rest if it has no task. */
+static void put_entity(u32 id, struct entity *e, u64 key)
+{
+	struct group *g;
+
+	if (has_tasks(e)) {
+		list_entity(id, key);
+		return;
+	}
+	/* Idle before the last look: an enqueue counts before it looks at the state. */
+	__sync_lock_test_and_set(&e->state, ENTITY_IDLE);
+	if (has_tasks(e)) {
+		if (__sync_val_compare_and_swap(&e->state, ENTITY_IDLE,
+						ENTITY_TAKEN) == ENTITY_IDLE)
+			list_entity(id, key);
+		return;
+	}
+	g = lookup_group(e->group);
+	if ((g && g->orphan) || host_stats.entities_used > MAX_ENTITIES / 2)
+		free_entity(id, e);
+}
+
+/* Entity @id, @e, has a task now: it is in the tree. */
+static void wake_entity(u32 id, struct entity *e, u64 key, u64 now)
+{
+	if (e->state != ENTITY_IDLE ||
+	    __sync_val_compare_and_swap(&e->state, ENTITY_IDLE, ENTITY_TAKEN) !=
+		    ENTITY_IDLE)
+		return;
+	e->served_ns = now;
+	list_entity(id, key);
+}
+
+/* Entity @id, with all that it will ever need: an enqueue can allocate nothing. */
+static int init_entity(u32 id)
+{
+	struct entity *e = lookup_entity(id);
+	struct entity_node *node = NULL;
+	s32 err;
+	u32 i;
+
+	if (!e)
+		return -EINVAL;
+	err = scx_bpf_create_dsq(id, -1);
+	if (err)
+		return err;
+	bpf_for(i, 0, ALLOCATION_TRIES) {
+		node = bpf_obj_new(typeof(*node));
+		if (node)
+			break;
+	}
+	if (!node)
+		return -ENOMEM;
+	node = bpf_kptr_xchg(&e->node, node);
+	if (node)
+		bpf_obj_drop(node);
+	return bpf_map_push_elem(&free_entities, &id, 0);
+}
+
+/* The entity of group @group_id in @domain_id, made on first use; 0: none is free. */
+__noinline u32 find_entity(u32 group_id, u32 domain_id)
+{
+	struct entity_key key = { .group = group_id, .domain = domain_id };
+	u32 *known = bpf_map_lookup_elem(&entity_of, &key);
+	struct entity *e;
+	struct group *g;
+	u32 id;
+
+	if (known)
+		return *known;
+	g = lookup_group(group_id);
+	if (!g || !take_number(&free_entities, &host_stats.entities_used, &id))
+		return 0;
+	e = lookup_entity(id);
+	if (!e)
+		return 0;
+	e->group = group_id;
+	e->domain = domain_id;
+	e->nr_waiting = 0;
+	e->cpus = 0;
+	e->running = 0;
+	e->planned = 0;
+	e->turn = 0;
+	e->called = 0;
+	e->served_ns = 0;
+	__sync_fetch_and_add(&g->nr_entities, 1);
+	__sync_lock_test_and_set(&e->state, ENTITY_IDLE);
+	if (!bpf_map_update_elem(&entity_of, &key, &id, BPF_NOEXIST))
+		return id;
+	/* Another CPU made it first, or the map is full. */
+	e->state = ENTITY_FREE;
+	e->group = 0;
+	__sync_fetch_and_sub(&g->nr_entities, 1);
+	give_number(&free_entities, &host_stats.entities_used, id);
+	known = bpf_map_lookup_elem(&entity_of, &key);
+	return known ? *known : 0;
+}
+
+/* The entity of @tc's group in @domain_id; where there is no room for it, that of the
+ * root. */
+static u32 entity_for(struct task_ctx *tc, u32 domain_id)
+{
+	struct entity *e = tc->entity ? lookup_entity(tc->entity) : NULL;
+	u32 id;
+
+	if (e && e->group == tc->group && e->domain == domain_id)
+		return tc->entity;
+	id = find_entity(tc->group, domain_id);
+	if (!id) {
+		count(&host_stats.entity_exhausted);
+		id = find_entity(root_group, domain_id);
+	}
+	tc->entity = id;
+	return id;
+}
+
+/* ---- which CPUs a task may have ---- */
+
+/* The CPUs of domain @domain_id that @p may run on. */
+__noinline u64 cpus_of(struct task_struct *p __arg_trusted, u32 domain_id)
+{
+	struct domain *d = lookup_domain(domain_id);
+	u64 cpus = 0;
+	u32 i;
+
+	if (!d)
+		return 0;
+	bpf_for(i, 0, d->nr_cpus) {
+		u32 cpu = d->cpu[i & (DOMAIN_CPUS - 1)];
+
+		if (bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+			cpus |= 1ULL << i;
+	}
+	return cpus;
+}
+
+/*
+ * May @p run elsewhere than the others of its group in domain @domain_id, @e? Such tasks,
+ * which are few, wait for one CPU each.
+ */
+static bool is_apart(struct task_struct *p, struct task_ctx *tc,
+		     struct entity *e, u32 domain_id)
+{
+	struct group *g;
+
+	if (p->nr_cpus_allowed == 1)
+		return true;
+	if (tc->cpus_domain != domain_id + 1) {
+		tc->cpus = cpus_of(p, domain_id);
+		tc->cpus_domain = domain_id + 1;
+	}
+	if (e->cpus == tc->cpus)
+		return false;
+	g = lookup_group(tc->group);
+	if (has_tasks(e) || (g && is_vm(g) && !tc->is_vcpu && e->cpus))
+		return true;
+	e->cpus = tc->cpus;
+	return false;
+}
+
+/* The same for one that waits: it may be in the middle of a hook. */
+static bool waits_bound(struct task_struct *p, struct task_ctx *tc,
+			struct entity *e, u32 domain_id)
+{
+	return is_migration_disabled(p) || is_apart(p, tc, e, domain_id);
+}
+
+/* ---- waiting ---- */
+
+/* A task is about to wait in @queue, before which nobody may look for it. */
+static void begins_to_wait(struct task_ctx *tc, u32 queue, struct domain *d)
+{
+	tc->queue = queue;
+	__sync_fetch_and_add(&d->nr_waiting, 1);
+}
+
+/* One task less waits for @cpu only. */
+static void unbind(u32 cpu, struct domain *d)
+{
+	struct cpu_state *c = lookup_cpu(cpu);
+
+	if (!c || __sync_fetch_and_sub(&c->nr_bound, 1) != 1)
+		return;
+	__sync_fetch_and_and(&d->bound, ~bit_of(cpu));
+	if (c->nr_bound > 0)
+		__sync_fetch_and_or(&d->bound, bit_of(cpu));
+}
+
+/* The task waits no more: it runs, sleeps, or moves to another queue. */
+static void stop_waiting(struct task_ctx *tc)
+{
+	u32 queue = __sync_lock_test_and_set(&tc->queue, 0);
+	struct domain *d;
+	struct entity *e;
+	u32 number = queue & ~QUEUE_KINDS;
+
+	if (!queue)
+		return;
+	if (queue & PARKED_QUEUE) {
+		d = lookup_domain(number);
+		if (d)
+			__sync_fetch_and_sub(&d->nr_parked, 1);
+		tc->throttled_ns += scx_bpf_now() - tc->parked_at_ns;
+		return;
+	}
+	if (queue & BOUND_QUEUE) {
+		d = lookup_domain(domain_of(number));
+		if (!d)
+			return;
+		unbind(number, d);
+	} else {
+		e = lookup_entity(queue);
+		if (!e)
+			return;
+		__sync_fetch_and_sub(&e->nr_waiting, 1);
+		d = lookup_domain(e->domain);
+		if (!d)
+			return;
+	}
+	__sync_fetch_and_sub(&d->nr_waiting, 1);
+}
+
+/* @p, at which @it stands in its queue, to this CPU's local DSQ; false if another CPU
+ * took it first. It leaves its queue here, not only when it runs, so that other CPUs
+ * do not look for it where it was. */
+static bool move_here(struct bpf_iter_scx_dsq *it, struct task_struct *p)
+{
+	struct task_ctx *tc;
+
+	scx_bpf_dsq_move_set_slice(it, slice_ns);
+	if (!scx_bpf_dsq_move(it, p, SCX_DSQ_LOCAL, 0))
+		return false;
+	tc = lookup_task_may_fail(p);
+	if (tc)
+		stop_waiting(tc);
+	return true;
+}
+
+#endif /* COHORT_ENTITY_BPF_H */

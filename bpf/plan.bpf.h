@@ -1,0 +1,603 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Turns. While tasks wait for CPUs of a domain, a timer makes a plan at the begin of
+ * each turn: who has which CPU. It tells the CPUs that run somebody else, and each of
+ * them takes its task in its next dispatch, from where its slot points. Not here: the
+ * arithmetic (policy/plan.h), what a CPU takes when (take.bpf.h).
+ *
+ * Nobody waits for a plan: until it is made, CPUs go on with what they run. A plan looks at
+ * each CPU of its domain, and at so many entities as could have them.
+ */
+#ifndef COHORT_PLAN_BPF_H
+#define COHORT_PLAN_BPF_H
+
+static u64 turn_length(const struct domain *d)
+{
+	return slice_ns >> (d->halvings & 7);
+}
+
+/* The CPUs that @e has in this turn of @d. */
+static u64 planned_cpus(const struct entity *e, const struct domain *d)
+{
+	return e->turn == d->turn ? e->planned : 0;
+}
+
+/* Nobody stands farther behind in the tree of @d: who has waited too long is seen in time, as
+ * virtual time is no slower than the clock where groups compete. */
+static u64 last_place(const struct domain *d)
+{
+	return d->present + starved_ns;
+}
+
+/* ---- who takes part ---- */
+
+/* Room for one more that stands at @key, among the first @n in their order; returns its
+ * place. */
+__noinline u32 make_room(u32 domain_id, u32 n, u64 key)
+{
+	struct domain *d = lookup_domain(domain_id);
+	u32 i, at = n;
+
+	if (!d)
+		return 0;
+	bpf_for(i, 0, n) {
+		struct plan_entry *before =
+			&d->entries[(at - 1) & (PLAN_ENTRIES - 1)];
+
+		if (!at || !vtime_before(key, before->key))
+			break;
+		d->entries[at & (PLAN_ENTRIES - 1)] = *before;
+		at--;
+	}
+	return at;
+}
+
+/* One more takes part, if there is room; returns how many do then. */
+static u32 add_entry(struct domain *d, u32 domain_id, u32 n,
+		     const struct plan_entry *entry)
+{
+	u32 at;
+
+	if (n >= PLAN_ENTRIES)
+		return n;
+	at = make_room(domain_id, n, entry->key);
+	d->entries[at & (PLAN_ENTRIES - 1)] = *entry;
+	return n + 1;
+}
+
+/* Who competes at @vtime with @share has its part in the present of @d. */
+static void weigh(struct domain *d, u64 vtime, u64 share)
+{
+	d->lag_sum += plan_weighted(vtime, d->present, share);
+	d->share_sum += plan_share(share);
+}
+
+/* The share of the waiting @p, which is bound to one CPU. */
+static u64 bound_share_of(struct task_struct *p, u64 now)
+{
+	struct task_ctx *tc = lookup_task_may_fail(p);
+	struct group *g = tc ? lookup_group(tc->group) : NULL;
+
+	return g ? fair_bound_share(group_share(g, now), g->nr_runnable) : 0;
+}
+
+/* Tasks that are bound to CPU @cpu take part, if there are any: by the virtual time of
+ * the first one. */
+__noinline u32 add_bound(u32 domain_id, u32 n, u32 cpu, u64 now)
+{
+	struct plan_entry entry = { .cpus = bit_of(cpu), .width = 1 };
+	struct domain *d = lookup_domain(domain_id);
+	struct cpu_state *c = lookup_cpu(cpu);
+	struct task_struct *p;
+	bool any = false;
+
+	if (!c || !d)
+		return n;
+	if (!c->bound && c->nr_bound <= 0)
+		return n;
+	if (c->bound) {
+		any = true;
+		entry.key = c->bound_vtime +
+			    fair_charge(now - c->run_at_ns, c->bound_share);
+		weigh(d, entry.key, c->bound_share);
+	}
+	/* Linux 7.2 checks what timers call as if it could sleep. */
+	bpf_rcu_read_lock();
+	bpf_for_each(scx_dsq, p, BOUND_QUEUE | cpu, 0) {
+		u64 vtime = p->scx.dsq_vtime;
+
+		weigh(d, vtime, bound_share_of(p, now));
+		if (!any || vtime_before(vtime, entry.key))
+			entry.key = vtime;
+		any = true;
+		break;
+	}
+	bpf_rcu_read_unlock();
+	entry.key = plan_order(entry.key, d->present, now - c->bound_served_ns,
+			       starved_ns);
+	return any ? add_entry(d, domain_id, n, &entry) : n;
+}
+
+/* Entity @id, which the caller has taken, takes part as number @n, if it has a task; it
+ * is at rest else. Returns how many take part then. */
+__noinline u32 add_entity(u32 domain_id, u32 n, u32 id, u64 now)
+{
+	struct domain *d = lookup_domain(domain_id);
+	struct plan_entry entry = { .entity = id };
+	struct entity *e = lookup_entity(id);
+	u64 share, vtime, cost;
+	struct group *g;
+
+	if (!d || !e)
+		return n;
+	g = lookup_group(e->group);
+	if (!g)
+		return n;
+	entry.width =
+		cpus_in(e->running) + (e->nr_waiting > 0 ? e->nr_waiting : 0);
+	if (!entry.width) {
+		put_entity(id, e, g->vtime);
+		return n;
+	}
+	vtime = group_vtime(g, now);
+	share = group_share(g, now);
+	weigh(d, vtime, share);
+	cost = fair_charge(slice_ns, share);
+	entry.key =
+		plan_order(vtime, d->present, now - e->served_ns, starved_ns);
+	entry.cost = (cost >> (d->halvings & 7)) * entry.width;
+	if (vtime_before(last_place(d), entry.key))
+		d->nr_far++;
+	entry.cpus = e->cpus;
+	return add_entry(d, domain_id, n, &entry);
+}
+
+/* ---- who has which CPU ---- */
+
+/* @e, entity @id of @d, has @wanted of the CPUs @free; returns which. */
+static u64 give_cpus(struct domain *d, struct entity *e, u32 id, u64 free,
+		     u32 wanted)
+{
+	u64 had = planned_cpus(e, d), last = e->planned, given = 0;
+	u32 i;
+
+	bpf_for(i, 0, DOMAIN_CPUS) {
+		u64 bit;
+		struct cpu_state *c;
+
+		if (!wanted || !free)
+			break;
+		bit = plan_next(free, e->running, last);
+		c = lookup_cpu(cpu_with(d, bit));
+		if (!c)
+			break;
+		c->slot = id;
+		given |= bit;
+		free &= ~bit;
+		wanted--;
+	}
+	if (!had)
+		e->missed = 0;
+	e->missed |= given & ~e->running;
+	e->called = 0;
+	e->planned = had | given;
+	e->turn = d->turn;
+	e->served_ns = d->planned_ns;
+	return given;
+}
+
+/* Do tasks of @g have their turns together? If not, they get CPUs one by one. */
+static bool is_cohort(const struct group *g)
+{
+	return is_on(MECH_COHORTS) && g->info.cohort_rule != COHORT_NEVER;
+}
+
+/* @e, of @g, is about to have CPUs in a new turn of @d: how was its last one? */
+static void count_window(const struct entity *e, struct group *g, u32 width)
+{
+	if (width < 2 || !is_vm(g) || !is_cohort(g))
+		return;
+	count(&g->info.stats.windows);
+	if (e->missed)
+		count(&g->info.stats.windows_partial);
+}
+
+/* Too few CPUs are left for who stands at @vtime. */
+static void leave_out(struct domain *d, u64 vtime)
+{
+	count_effect(MECH_PACKING);
+	if (d->out)
+		return;
+	d->out = 1;
+	d->out_vtime = vtime;
+}
+
+/* Entry @i of the plan has CPUs of @free; returns those that are left. In the @first_pass
+ * those are left out for whom there are too few. */
+__noinline u64 serve_entry(u32 domain_id, u32 i, u64 free, bool first_pass)
+{
+	struct domain *d = lookup_domain(domain_id);
+	struct plan_entry *entry;
+	struct cpu_state *c;
+	struct entity *e;
+	struct group *g;
+	u64 own, given;
+	u32 wanted;
+
+	if (!d)
+		return 0;
+	entry = &d->entries[i & (PLAN_ENTRIES - 1)];
+	own = free & entry->cpus;
+	if (!entry->width || !own ||
+	    (first_pass && d->out &&
+	     !plan_passes(entry->key, entry->cost, d->out_vtime)))
+		return free;
+	if (!entry->entity) {
+		c = lookup_cpu(cpu_with(d, own));
+		if (c)
+			c->slot = SLOT_BOUND;
+		entry->width = 0;
+		return free & ~own;
+	}
+	e = lookup_entity(entry->entity);
+	g = e ? lookup_group(e->group) : NULL;
+	if (!g)
+		return free;
+	wanted = is_cohort(g) ? entry->width : 1;
+	if (first_pass && is_on(MECH_PACKING) &&
+	    plan_leaves_out(cpus_in(own), wanted, i == 0)) {
+		leave_out(d, entry->key);
+		return free;
+	}
+	if (e->turn != d->turn)
+		count_window(e, g, entry->width);
+	given = give_cpus(d, e, entry->entity, own, wanted);
+	entry->width -= cpus_in(given);
+	d->served_vtime = entry->key;
+	d->served_cpu = lowest_cpu(given);
+	return free & ~given;
+}
+
+/* The first @n entries have the CPUs of domain @domain_id, in their order. */
+__noinline u64 serve_entries(u32 domain_id, u32 n, u64 free)
+{
+	u32 pass, i;
+
+	bpf_for(pass, 0, 2 + DOMAIN_CPUS) {
+		u64 before = free;
+
+		bpf_for(i, 0, n) {
+			if (!free)
+				break;
+			free = serve_entry(domain_id, i, free, pass == 0);
+		}
+		/* Without cohorts each pass gives everybody one CPU more. */
+		if (!free || (pass && free == before))
+			break;
+	}
+	return free;
+}
+
+/* ---- before and after ---- */
+
+/* What each CPU of domain @domain_id had to do is over; returns how many entries those
+ * bound to them make. */
+__noinline u32 begin_plan(u32 domain_id, u64 now)
+{
+	struct domain *d = lookup_domain(domain_id);
+	u32 i, n = 0;
+
+	if (!d)
+		return 0;
+	d->lag_sum = 0;
+	d->share_sum = 0;
+	d->nr_far = 0;
+	d->out = 0;
+	bpf_for(i, 0, d->nr_cpus) {
+		u32 cpu = d->cpu[i & (DOMAIN_CPUS - 1)];
+		struct cpu_state *c = lookup_cpu(cpu);
+
+		if (!c)
+			break;
+		c->slot = 0;
+		c->pull_from = 0;
+		n = add_bound(domain_id, n, cpu, now);
+	}
+	return n;
+}
+
+/* Does @c, in whose slot somebody else or nobody is, have to look again? Not while it is lent to
+ * who just woke: it does then by itself. */
+static bool has_to_change(const struct cpu_state *c, u64 now)
+{
+	struct entity *e;
+
+	if (c->lent_pid && vtime_before(now, c->lent_until_ns))
+		return false;
+	if (c->pull_from)
+		return true;
+	if (!c->slot)
+		return false;
+	if (c->slot == SLOT_BOUND)
+		return !c->bound || c->nr_bound > 0;
+	if (c->slot != c->entity)
+		return true;
+	e = lookup_entity(c->slot);
+	return e && e->nr_waiting > 0;
+}
+
+/* The plan of domain @domain_id is made: its CPUs follow it. */
+__noinline int follow_plan(u32 domain_id, u64 now)
+{
+	struct domain *d = lookup_domain(domain_id);
+	u32 i;
+
+	if (!d)
+		return 0;
+	bpf_for(i, 0, d->nr_cpus) {
+		u32 cpu = d->cpu[i & (DOMAIN_CPUS - 1)];
+		struct cpu_state *c = lookup_cpu(cpu);
+
+		if (c && has_to_change(c, now))
+			scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+	}
+	return 0;
+}
+
+/* Is somebody left out of a turn of @d? */
+static void set_short(struct domain *d, bool is_short)
+{
+	if (d->is_short == is_short)
+		return;
+	d->is_short = is_short;
+	__sync_fetch_and_add(&nr_short, is_short ? 1 : -1);
+}
+
+/* Group @id has all the CPUs of @d that it can use: it is owed no more than a bound. Who has
+ * not keeps all that it is owed. */
+static void bound_credit(const struct domain *d, u32 id, u64 now)
+{
+	struct group *g = lookup_group(id);
+	u64 vtime, least;
+
+	if (!g)
+		return;
+	vtime = group_vtime(g, now);
+	least = d->present -
+		most_lag(g, fair_charge(slice_ns, group_share(g, now)));
+	if (vtime_before(vtime, least))
+		__sync_fetch_and_add(&g->vtime, least - vtime);
+}
+
+/* Back into the tree with those that took part, and notes who was left out. */
+__noinline int end_plan(u32 domain_id, u32 n, u64 now)
+{
+	struct domain *d = lookup_domain(domain_id);
+	bool left = false;
+	u32 i;
+
+	if (!d)
+		return 0;
+	bpf_for(i, 0, n) {
+		struct plan_entry *entry = &d->entries[i & (PLAN_ENTRIES - 1)];
+		struct entity *e;
+
+		if (!entry->entity)
+			continue;
+		e = lookup_entity(entry->entity);
+		if (!e)
+			break;
+		if (entry->width && !left) {
+			left = true;
+			d->left_vtime = entry->key;
+			d->left_group = e->group;
+		}
+		if (!entry->width || planned_cpus(e, d) == (e->cpus & d->cpus))
+			bound_credit(d, e->group, now);
+		put_entity(entry->entity, e,
+			   vtime_before(last_place(d), entry->key)
+				   ? last_place(d)
+				   : entry->key);
+	}
+	set_short(d, left);
+	return 0;
+}
+
+/* How long turns of @d are: shorter where many wait. */
+static void set_turn_length(struct domain *d)
+{
+	u64 rounds = d->nr_waiting > 0 && d->cpus
+			     ? (u64)d->nr_waiting * ROUND_ONE / cpus_in(d->cpus)
+			     : 0;
+	u32 before = d->halvings;
+
+	d->halvings = is_on(MECH_SHORT_TURNS)
+			      ? turn_halvings_after(slice_ns, ready_wait_ns,
+						    rounds, before)
+			      : 0;
+	if (d->halvings)
+		count_effect(MECH_SHORT_TURNS);
+}
+
+/* Entities that could have a CPU take part in the turn; returns how many do now. */
+__noinline u32 gather_entities(u32 domain_id, u32 n, u64 now)
+{
+	struct domain *d = lookup_domain(domain_id);
+	u32 i, id, wanted;
+
+	if (!d)
+		return n;
+	wanted = 2 * cpus_in(d->cpus) + n;
+	bpf_for(i, 0, 2 * PLAN_ENTRIES) {
+		if (n >= wanted + d->nr_far || n >= PLAN_ENTRIES)
+			break;
+		id = take_entity(domain_id);
+		if (!id)
+			break;
+		n = add_entity(domain_id, n, id, now);
+	}
+	d->present = plan_present(d->present, d->lag_sum, d->share_sum);
+	if (vtime_before(host_present, d->present))
+		host_present = d->present;
+	return n;
+}
+
+/* ---- when ---- */
+
+static void time_turn(u32 domain_id, u64 after_ns)
+{
+	struct timer *timer = lookup_turn_timer(domain_id);
+
+	if (timer)
+		bpf_timer_start(&timer->timer, after_ns, 0);
+}
+
+/* Tasks wait in @d, domain @domain_id: its turns are timed. */
+static void begin_turns(u32 domain_id, struct domain *d, u64 now)
+{
+	if (d->crowded || __sync_val_compare_and_swap(&d->crowded, 0, 1))
+		return;
+	__sync_fetch_and_add(&nr_crowded, 1);
+	/* It stood still while nobody waited here. */
+	if (vtime_before(d->present, host_present))
+		d->present = host_present;
+	time_turn(domain_id, turn_left(now, turn_length(d)));
+}
+
+/* ---- other domains ---- */
+
+/*
+ * Is the group that domain @from left out to have CPUs of @d instead? Virtual time is common
+ * to all domains, so it tells which of two is the more crowded one.
+ */
+static bool is_worth_moving(const struct domain *d, const struct domain *from,
+			    struct group *g, bool idle, u64 now)
+{
+	u64 cost, margin;
+
+	if (idle)
+		return true;
+	cost = fair_charge(slice_ns, group_share(g, now));
+	margin = balance_margin(cost, tasks_at_once(g, nr_cpus),
+				distance_between(d->cpu[0], from->cpu[0]));
+	return vtime_before(from->left_vtime + margin, d->served_vtime);
+}
+
+/* The group that domain @from left out comes to @d, domain @domain_id: a VM as a whole, when
+ * its tasks begin to wait the next time; of another group one task now. */
+static void move_here_from(struct domain *d, u32 domain_id, u32 from,
+			   struct group *g, u64 free)
+{
+	struct cpu_state *c;
+
+	d->moved_turn = d->turn;
+	if (g->home) {
+		g->home = domain_id + 1;
+		count(&host_stats.stolen);
+		return;
+	}
+	c = lookup_cpu(cpu_with(d, free ? lowest_cpu(free) : d->served_cpu));
+	if (c)
+		c->pull_from = from + 1;
+}
+
+/* CPUs of domain @domain_id that tasks of group @group_id may use, as far as that is known. */
+static u64 usable_cpus(u32 group_id, u32 domain_id)
+{
+	struct entity_key key = { .group = group_id, .domain = domain_id };
+	u32 *id = bpf_map_lookup_elem(&entity_of, &key);
+	struct entity *e = id ? lookup_entity(*id) : NULL;
+
+	return e && e->cpus ? e->cpus : ~0ULL;
+}
+
+/* The turn of domain @domain_id leaves the CPUs @free to nobody. Once per turn it looks into
+ * another one: is somebody to come from there? Or is that to look here? */
+__noinline int look_far(u32 domain_id, u64 free, u64 now)
+{
+	struct domain *d = lookup_domain(domain_id), *from;
+	struct group *g;
+
+	if (!d || nr_domains < 2 || !nr_short)
+		return 0;
+	d->far = d->far + 1 < nr_domains ? d->far + 1 : 0;
+	if (d->far == domain_id)
+		d->far = d->far + 1 < nr_domains ? d->far + 1 : 0;
+	from = lookup_domain(d->far);
+	if (!from)
+		return 0;
+	if (d->is_short)
+		begin_turns(d->far, from, now);
+	if (!from->is_short || d->turn - d->moved_turn < BALANCE_TURNS)
+		return 0;
+	g = lookup_group(from->left_group);
+	free &= usable_cpus(from->left_group, domain_id);
+	if (g && is_worth_moving(d, from, g, free != 0, now))
+		move_here_from(d, domain_id, d->far, g, free);
+	return 0;
+}
+
+/* Make the plan of domain @domain_id for the turn that begins at @now. */
+static void make_plan(u32 domain_id, u64 now)
+{
+	struct domain *d = lookup_domain(domain_id);
+	u64 free;
+	u32 n;
+
+	if (!d || __sync_val_compare_and_swap(&d->planning, 0, 1))
+		return;
+	set_turn_length(d);
+	d->turn++;
+	d->planned_ns = now;
+	n = begin_plan(domain_id, now);
+	n = gather_entities(domain_id, n, now);
+	free = serve_entries(domain_id, n, d->cpus);
+	d->nr_entries = n;
+	end_plan(domain_id, n, now);
+	look_far(domain_id, free, now);
+	follow_plan(domain_id, now);
+	__sync_lock_test_and_set(&d->planning, 0);
+}
+
+/* Does somebody wait for a CPU of @d, or is one left out in another domain, who may come? */
+static bool is_crowded(const struct domain *d)
+{
+	return d->nr_waiting > 0 || nr_short;
+}
+
+/* Nobody competes for the CPUs of domain @domain_id any more: they are nobody's. */
+static void drop_plan(u32 domain_id, u64 now)
+{
+	struct domain *d = lookup_domain(domain_id);
+
+	if (!d)
+		return;
+	d->turn++;
+	d->nr_entries = 0;
+	d->halvings = 0;
+	begin_plan(domain_id, now);
+}
+
+static int turn_ends(void *map, u32 *key, struct timer *timer)
+{
+	u32 domain_id = *key;
+	struct domain *d = lookup_domain(domain_id);
+	u64 now = scx_bpf_now();
+
+	if (!d)
+		return 0;
+	if (is_crowded(d)) {
+		make_plan(domain_id, now);
+		time_turn(domain_id, turn_left(now, turn_length(d)));
+		return 0;
+	}
+	drop_plan(domain_id, now);
+	__sync_fetch_and_sub(&nr_crowded, 1);
+	__sync_lock_test_and_set(&d->crowded, 0);
+	/* Who comes to wait counts first, and looks at this then. */
+	if (d->nr_waiting > 0)
+		begin_turns(domain_id, d, now);
+	return 0;
+}
+
+#endif /* COHORT_PLAN_BPF_H */

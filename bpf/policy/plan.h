@@ -1,0 +1,143 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * The plan of a domain: which group's tasks have which of its CPUs in the next
+ * turn. Pure functions. Not here: when a plan is made and how CPUs follow it
+ * (plan.bpf.h).
+ *
+ * Groups come in the order of their virtual time; each gets as many CPUs as it
+ * has tasks that want to run, so a VM's vCPUs run side by side. Sets of CPUs are
+ * words, with a bit for each CPU of the domain.
+ *
+ * Example: 8 CPUs; A wants 8 of them, B 4, C 4. If A stands first, it has the turn
+ * alone. If B stands first, it has its four; A, for which too few are left, waits,
+ * and C has the others. A stands first the next time.
+ */
+#ifndef COHORT_POLICY_PLAN_H
+#define COHORT_POLICY_PLAN_H
+
+#include "fair.h"
+
+#define FARTHEST_NS \
+	(1ULL << 36) /* of virtual time: nobody is farther from the present */
+
+enum plan_consts {
+	TURN_HALVINGS = 3, /* a turn is at least an eighth of a slice */
+	ROUND_ONE = 256, /* of numbers of turns */
+	LAG_SLICES =
+		8, /* that a group may be behind, and ahead, by what they cost */
+	PRESENT_BITS = 8, /* lowest bits that means leave out */
+};
+
+static inline u32 cpus_in(u64 cpus)
+{
+	return __builtin_popcountll(cpus);
+}
+
+static inline u64 lowest_cpu(u64 cpus)
+{
+	return cpus & -cpus;
+}
+
+/* The next one of the CPUs @free that a group gets: of those in @best first, then of
+ * those in @good. */
+static inline u64 plan_next(u64 free, u64 best, u64 good)
+{
+	if (free & best)
+		return lowest_cpu(free & best);
+	return lowest_cpu(free & good ? free & good : free);
+}
+
+/* Is a group that wants @width CPUs left out for now, as only @left are left that it
+ * may use? Whoever stands first (@first) never is. */
+static inline bool plan_leaves_out(u32 left, u32 width, bool first)
+{
+	return !first && left < width;
+}
+
+/*
+ * May a group at @vtime, which fits, come before one that was left out at @left_vtime? Only
+ * if a turn, which costs it @cost, puts it ahead by no more than that: so packing takes
+ * no more than a turn from anybody.
+ */
+static inline bool plan_passes(u64 vtime, u64 cost, u64 left_vtime)
+{
+	return !vtime_before(left_vtime + cost, vtime);
+}
+
+/*
+ * Where a group comes that stands at @vtime and has had no turn for @waited_ns: there, or
+ * before all others if that is longer than @starved_ns. By weight alone a VM of weight 1
+ * beside one of 10,000 would wait for 40 s after each turn.
+ */
+static inline u64 plan_order(u64 vtime, u64 present, u64 waited_ns,
+			     u64 starved_ns)
+{
+	return waited_ns < starved_ns ? vtime : present - FARTHEST_NS;
+}
+
+/*
+ * How often a slice is to be halved to make a turn, where tasks wait for @rounds
+ * (times ROUND_ONE) turns of others. All of these and a half are to take @wait_ns at most:
+ * a vCPU that its VM's turn left out comes half a round later, as that turn cost half.
+ */
+static inline u32 turn_halvings(u64 slice_ns, u64 wait_ns, u64 rounds)
+{
+	u32 halvings = 0;
+
+	while (halvings < TURN_HALVINGS &&
+	       3 * (slice_ns >> halvings) * rounds > 2 * wait_ns * ROUND_ONE)
+		halvings++;
+	return halvings;
+}
+
+/* The same where turns are made by halving a slice @before times: they become
+ * longer only for a crowd that is clearly smaller. */
+static inline u32 turn_halvings_after(u64 slice_ns, u64 wait_ns, u64 rounds,
+				      u32 before)
+{
+	u32 halvings = turn_halvings(slice_ns, wait_ns, rounds);
+	u32 slow = turn_halvings(slice_ns, wait_ns, rounds + rounds / 4);
+
+	if (halvings >= before)
+		return halvings;
+	return slow < before ? slow : before;
+}
+
+/* The time (ns) left at @now of a turn of @turn_ns. Turns begin at multiples of their
+ * length, so those of two domains begin together. */
+static inline u64 turn_left(u64 now, u64 turn_ns)
+{
+	return turn_ns - now % turn_ns;
+}
+
+/*
+ * The present of a domain after a plan: the mean of the virtual times of those that
+ * take part, weighted by their shares. @sum adds up what plan_weighted() says of each,
+ * @shares what plan_share() does. It does not run backwards.
+ */
+static inline u64 plan_present(u64 present, s64 sum, u64 shares)
+{
+	if (sum <= 0 || !shares)
+		return present;
+	return present + ((u64)sum / shares << PRESENT_BITS);
+}
+
+static inline u64 plan_share(u64 share)
+{
+	return (share >> 4) + 1;
+}
+
+/* What a group at @vtime, with @share, adds to the sum; no group counts as farther away
+ * than FARTHEST_NS, so that the sum of hundreds fits. */
+static inline s64 plan_weighted(u64 vtime, u64 present, u64 share)
+{
+	s64 most = FARTHEST_NS, ahead = (s64)(vtime - present);
+
+	if (ahead > most)
+		ahead = most;
+	if (ahead < -most)
+		ahead = -most;
+	return (ahead >> PRESENT_BITS) * (s64)plan_share(share);
+}
+
+#endif /* COHORT_POLICY_PLAN_H */

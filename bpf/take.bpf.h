@@ -1,0 +1,250 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * What a CPU takes to run: a task that a hint names, one of whom its slot says, or
+ * where that has nobody, whoever comes next; tasks whose cap was refilled go back to
+ * where they wait. Not here: how slots and hints come about (plan.bpf.h, hint.bpf.h).
+ */
+#ifndef COHORT_TAKE_BPF_H
+#define COHORT_TAKE_BPF_H
+
+enum {
+	TAKE_TRIES = 8, /* tasks of a queue that are looked at */
+	FILL_TRIES =
+		8, /* entities taken out of the tree by a CPU with nothing to do */
+	UNPARK_TRIES = 64, /* parked tasks looked at */
+	MAX_SIBLINGS = 256, /* waiting ones looked through for one */
+};
+
+/* Has thread @pid left @queue? */
+static bool has_left(s32 pid, u32 queue)
+{
+	struct task_ctx *tc = lookup_thread_may_fail(pid);
+
+	return !tc || tc->queue != queue;
+}
+
+/* Run thread @pid on @cpu, if it still waits in @queue. */
+__noinline bool run_waiting(u32 queue, s32 pid, s32 cpu)
+{
+	struct task_struct *p;
+	bool moved = false;
+	u32 seen = 0;
+
+	/* Nothing is searched for one that has left. */
+	if (has_left(pid, queue))
+		return false;
+	bpf_for_each(scx_dsq, p, queue, 0) {
+		if (p->pid != pid) {
+			if (++seen >= MAX_SIBLINGS)
+				break;
+			continue;
+		}
+		if (bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+			moved = move_here(BPF_FOR_EACH_ITER, p);
+		break;
+	}
+	return moved;
+}
+
+/*
+ * Run the first task of @queue that may run on @cpu there; or another one of the first that
+ * ran there last and stands no more than @near_ns behind it: one that moves leaves behind
+ * what the caches hold.
+ */
+__noinline bool take_from(u32 queue, s32 cpu, u64 near_ns)
+{
+	bool found = false, moved = false;
+	struct task_struct *p;
+	u64 first_vtime = 0;
+	u32 seen = 0;
+
+	bpf_for_each(scx_dsq, p, queue, 0) {
+		struct task_ctx *tc = lookup_task_may_fail(p);
+
+		if (++seen > TAKE_TRIES)
+			break;
+		if (!tc || !bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+			continue;
+		if (!found)
+			first_vtime = p->scx.dsq_vtime;
+		else if (vtime_before(first_vtime + near_ns, p->scx.dsq_vtime))
+			break;
+		found = true;
+		if (tc->last_cpu == cpu) {
+			moved = move_here(BPF_FOR_EACH_ITER, p);
+			break;
+		}
+	}
+	if (moved || !found)
+		return moved;
+	bpf_for_each(scx_dsq, p, queue, 0) {
+		if (++seen > 2 * TAKE_TRIES)
+			break;
+		if (bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+			moved = move_here(BPF_FOR_EACH_ITER, p);
+		if (moved)
+			break;
+	}
+	return moved;
+}
+
+static bool take_bound(const struct cpu_state *c, s32 cpu)
+{
+	return c->nr_bound > 0 && take_from(BOUND_QUEUE | cpu, cpu, 0);
+}
+
+/* ---- who comes next ---- */
+
+/* Run a task of those that competed for this turn of domain @domain_id, in their order. */
+__noinline bool take_entry(u32 domain_id, s32 cpu)
+{
+	struct domain *d = lookup_domain(domain_id);
+	u64 bit = bit_of(cpu);
+	u32 i;
+
+	if (!d)
+		return false;
+	bpf_for(i, 0, d->nr_entries) {
+		struct plan_entry *entry = &d->entries[i & (PLAN_ENTRIES - 1)];
+		u32 id = entry->entity;
+		struct entity *e;
+
+		if (!id || !(entry->cpus & bit))
+			continue;
+		e = lookup_entity(id);
+		if (e && e->nr_waiting > 0 &&
+		    take_from(id, cpu, turn_length(d)))
+			return true;
+	}
+	return false;
+}
+
+/* Run a task of one of the first entities of domain @domain_id that has one for @cpu. */
+__noinline bool take_listed(u32 domain_id, s32 cpu, u64 now)
+{
+	bool taken = false;
+	u32 i;
+
+	bpf_for(i, 0, FILL_TRIES) {
+		u32 id = take_entity(domain_id);
+		struct entity *e;
+		struct group *g;
+
+		if (!id)
+			break;
+		e = lookup_entity(id);
+		g = e ? lookup_group(e->group) : NULL;
+		if (!g)
+			break;
+		taken = e->nr_waiting > 0 && take_from(id, cpu, slice_ns);
+		/* Behind those that were not looked at. */
+		put_entity(id, e, group_vtime(g, now) + i);
+		if (taken)
+			break;
+	}
+	return taken;
+}
+
+/* Run a task that is bound to another CPU of @d, but need not be. */
+static bool take_unbound(const struct domain *d, s32 cpu)
+{
+	u64 bound = d->bound;
+	u32 from;
+
+	if (!bound)
+		return false;
+	from = cpu_with(d, lowest_cpu(bound));
+	return from != cpu && take_from(BOUND_QUEUE | from, cpu, 0);
+}
+
+/* Run whoever comes next in domain @domain_id, @d, and may run on @cpu. */
+static bool take_next(struct domain *d, u32 domain_id, s32 cpu, u64 now)
+{
+	return d->nr_waiting > 0 &&
+	       (take_entry(domain_id, cpu) ||
+		take_listed(domain_id, cpu, now) || take_unbound(d, cpu));
+}
+
+/* Run whoever waits in domain @from, which is another one. */
+static bool pull(u32 from, s32 cpu, u64 now)
+{
+	struct domain *d = lookup_domain(from);
+
+	if (!d || !take_next(d, from, cpu, now))
+		return false;
+	count(&host_stats.stolen);
+	return true;
+}
+
+/* This CPU, of @d, has nothing to do: whoever waits in another domain. */
+static bool pull_from_any(struct domain *d, u32 domain_id, s32 cpu, u64 now)
+{
+	u32 i, from = d->far;
+
+	if (!nr_crowded)
+		return false;
+	bpf_for(i, 0, nr_domains) {
+		from = from + 1 < nr_domains ? from + 1 : 0;
+		if (from != domain_id && pull(from, cpu, now)) {
+			d->far = from;
+			return true;
+		}
+	}
+	return false;
+}
+
+/* ---- caps ---- */
+
+/* A budget was refilled: the parked tasks of domain @domain_id that need not be any more
+ * wait for a CPU again. */
+__noinline int unpark(u32 domain_id)
+{
+	struct domain *d = lookup_domain(domain_id);
+	u32 seen, refills = nr_refills, tries = 0;
+	struct task_struct *p;
+
+	if (!d)
+		return 0;
+	seen = d->refills;
+	/* One CPU does it. */
+	if (seen == refills ||
+	    __sync_val_compare_and_swap(&d->refills, seen, refills) != seen)
+		return 0;
+	bpf_for_each(scx_dsq, p, PARKED_QUEUE | domain_id, 0) {
+		struct task_ctx *tc = lookup_task_may_fail(p);
+		struct entity *e;
+		struct group *g;
+		u32 id;
+
+		if (++tries > UNPARK_TRIES) {
+			d->refills = seen; /* the others the next time */
+			break;
+		}
+		if (!tc || is_throttled(tc->cgroup_group))
+			continue;
+		id = entity_for(tc, domain_id);
+		e = lookup_entity(id);
+		g = lookup_group(tc->group);
+		if (!id || !e || !g)
+			continue;
+		stop_waiting(tc);
+		__sync_fetch_and_add(&e->nr_waiting, 1);
+		begins_to_wait(tc, id, d);
+		scx_bpf_dsq_move_set_slice(BPF_FOR_EACH_ITER, slice_ns);
+		scx_bpf_dsq_move_set_vtime(BPF_FOR_EACH_ITER, task_key(tc, g));
+		if (!scx_bpf_dsq_move_vtime(BPF_FOR_EACH_ITER, p, id, 0)) {
+			stop_waiting(tc);
+			continue;
+		}
+		wake_entity(id, e, g->vtime, scx_bpf_now());
+	}
+	return 0;
+}
+
+/* Tasks of @d are parked, and a budget was refilled since they were looked at. */
+static bool has_to_unpark(const struct domain *d)
+{
+	return d->nr_parked > 0 && d->refills != nr_refills;
+}
+
+#endif /* COHORT_TAKE_BPF_H */
