@@ -191,14 +191,14 @@ static u64 most_lag(const struct group *g, u64 slice_cost)
 }
 
 /*
- * The only task of @g that wants to run woke in @d. Sleep earns a group a slice at most, and
+ * The only task of @g that wants to run woke in @d. Sleep earns a group some slices at most, and
  * what it owes is forgiven beyond a bound. Other groups keep what they owe and are owed.
  */
 static void settle_vtime(struct group *g, const struct domain *d, u64 now)
 {
 	u64 slice_cost = fair_charge(slice_ns, group_share(g, now));
 	u64 vtime = g->vtime;
-	u64 settled = fair_settle(vtime, d->present, slice_cost,
+	u64 settled = fair_settle(vtime, d->present, SLEEP_SLICES * slice_cost,
 				  most_lag(g, slice_cost));
 
 	/* A charge that comes between is kept, and this waits for next time. */

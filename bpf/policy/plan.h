@@ -23,6 +23,7 @@
 enum plan_consts {
 	TURN_HALVINGS = 3, /* a turn is at least an eighth of a slice */
 	ROUND_ONE = 256, /* of numbers of turns */
+	SLEEP_SLICES = 4, /* that sleep earns: so it comes before who waited */
 	LAG_SLICES =
 		8, /* that a group may be behind, and ahead, by what they cost */
 	PRESENT_BITS = 8, /* lowest bits that means leave out */
