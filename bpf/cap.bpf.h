@@ -26,16 +26,12 @@ __noinline bool is_throttled(u32 id)
 	if (!nr_capped)
 		return false;
 	bpf_for(level, 0, MAX_CGROUP_DEPTH) {
-		struct group *g;
+		struct group *g = climb(&id);
 
-		if (!id)
-			break;
-		g = lookup_group(id);
 		if (!g)
 			break;
 		if (is_used_up(g))
 			return true;
-		id = g->info.parent;
 	}
 	return false;
 }
@@ -48,16 +44,12 @@ __noinline int spend_caps(u32 id, u64 used_ns)
 	if (!nr_capped)
 		return 0;
 	bpf_for(level, 0, MAX_CGROUP_DEPTH) {
-		struct group *g;
+		struct group *g = climb(&id);
 
-		if (!id)
-			break;
-		g = lookup_group(id);
 		if (!g)
 			break;
 		if (g->quota_ns)
 			__sync_fetch_and_sub(&g->budget_ns, used_ns);
-		id = g->info.parent;
 	}
 	return 0;
 }

@@ -177,6 +177,12 @@ static u64 group_vtime(struct group *g, u64 now)
 	return g->vtime + fair_charge(uncharged_ns, group_share(g, now));
 }
 
+/* What a slice costs @g, virtual time. */
+static u64 slice_cost(struct group *g, u64 now)
+{
+	return fair_charge(slice_ns, group_share(g, now));
+}
+
 /* How many of @g's tasks run at the same time on @cpus, at most. */
 static u32 tasks_at_once(const struct group *g, u32 cpus)
 {
@@ -185,9 +191,9 @@ static u32 tasks_at_once(const struct group *g, u32 cpus)
 
 /* How far (virtual time) @g may be behind the present, and ahead: tasks that run at the
  * same time put it ahead without it having taken more than its share. */
-static u64 most_lag(const struct group *g, u64 slice_cost)
+static u64 most_lag(const struct group *g, u64 cost)
 {
-	return slice_cost * (LAG_SLICES + tasks_at_once(g, nr_cpus));
+	return cost * (LAG_SLICES + tasks_at_once(g, nr_cpus));
 }
 
 /*
@@ -196,10 +202,9 @@ static u64 most_lag(const struct group *g, u64 slice_cost)
  */
 static void settle_vtime(struct group *g, const struct domain *d, u64 now)
 {
-	u64 slice_cost = fair_charge(slice_ns, group_share(g, now));
-	u64 vtime = g->vtime;
-	u64 settled = fair_settle(vtime, d->present, SLEEP_SLICES * slice_cost,
-				  most_lag(g, slice_cost));
+	u64 cost = slice_cost(g, now), vtime = g->vtime;
+	u64 settled = fair_settle(vtime, d->present, SLEEP_SLICES * cost,
+				  most_lag(g, cost));
 
 	/* A charge that comes between is kept, and this waits for next time. */
 	if (settled != vtime)

@@ -120,14 +120,9 @@ static bool may_be_lent(const struct cpu_state *c, u64 now)
 static bool has_loan(const struct task_ctx *tc, struct group *g,
 		     struct group *running, u64 now)
 {
-	u64 cost;
-
-	if (!is_vm(g))
-		return false;
-	cost = fair_charge(slice_ns, group_share(g, now));
-	return wake_lends(tc->vtime, g->task_vtime_now, g->vtime,
-			  running->vtime, cost, tasks_at_once(g, nr_cpus),
-			  slice_ns);
+	return is_vm(g) && wake_lends(tc->vtime, g->task_vtime_now, g->vtime,
+				      running->vtime, slice_cost(g, now),
+				      tasks_at_once(g, nr_cpus), slice_ns);
 }
 
 /* Why the woken @tc, of @g, which stands at @vtime among groups, is to have @c, which runs a

@@ -363,8 +363,7 @@ static void bound_credit(const struct domain *d, u32 id, u64 now)
 	if (!g)
 		return;
 	vtime = group_vtime(g, now);
-	least = d->present -
-		most_lag(g, fair_charge(slice_ns, group_share(g, now)));
+	least = d->present - most_lag(g, slice_cost(g, now));
 	if (vtime_before(vtime, least))
 		__sync_fetch_and_add(&g->vtime, least - vtime);
 }
@@ -473,12 +472,11 @@ static void begin_turns(u32 domain_id, struct domain *d, u64 now)
 static bool is_worth_moving(const struct domain *d, const struct domain *from,
 			    struct group *g, bool idle, u64 now)
 {
-	u64 cost, margin;
+	u64 margin;
 
 	if (idle)
 		return true;
-	cost = fair_charge(slice_ns, group_share(g, now));
-	margin = balance_margin(cost, tasks_at_once(g, nr_cpus),
+	margin = balance_margin(slice_cost(g, now), tasks_at_once(g, nr_cpus),
 				distance_between(d->cpu[0], from->cpu[0]));
 	return vtime_before(from->left_vtime + margin, d->served_vtime);
 }
@@ -520,9 +518,9 @@ __noinline int look_far(u32 domain_id, u64 free, u64 now)
 
 	if (!d || nr_domains < 2 || !nr_short)
 		return 0;
-	d->far = d->far + 1 < nr_domains ? d->far + 1 : 0;
+	d->far = next_domain(d->far);
 	if (d->far == domain_id)
-		d->far = d->far + 1 < nr_domains ? d->far + 1 : 0;
+		d->far = next_domain(d->far);
 	from = lookup_domain(d->far);
 	if (!from)
 		return 0;

@@ -55,7 +55,7 @@ u32 nr_short;
 /* An entity's place in the tree of its domain. */
 struct entity_node {
 	struct bpf_rb_node rb;
-	u64 key; /* its order() when it was listed, ns */
+	u64 key; /* its virtual time when it was listed, ns */
 	u32 entity; /* index of the entity it stands for */
 };
 
@@ -397,6 +397,16 @@ DEFINE_LOOKUP(cpu, cpu_state, cpus)
 DEFINE_LOOKUP(turn_timer, timer, turns)
 DEFINE_LOOKUP(alarm, timer, alarms)
 
+/* The group at *@id, which then is the one above it; NULL: there is none. */
+static __always_inline struct group *climb(u32 *id)
+{
+	struct group *g = *id ? lookup_group(*id) : NULL;
+
+	if (g)
+		*id = g->info.parent;
+	return g;
+}
+
 /* A number that was free; @used counts those that are not. */
 static __always_inline bool take_number(void *free, u64 *used, u32 *id)
 {
@@ -454,6 +464,12 @@ static __always_inline u64 bit_of(u32 cpu)
 static __always_inline bool is_vm(const struct group *g)
 {
 	return g->info.kind == GROUP_VM;
+}
+
+/* The domain behind @id, round all of them. */
+static __always_inline u32 next_domain(u32 id)
+{
+	return id + 1 < nr_domains ? id + 1 : 0;
 }
 
 /* The CPU with @bit, of @d. */

@@ -184,7 +184,7 @@ static bool pull_from_any(struct domain *d, u32 domain_id, s32 cpu, u64 now)
 	if (!nr_crowded)
 		return false;
 	bpf_for(i, 0, nr_domains) {
-		from = from + 1 < nr_domains ? from + 1 : 0;
+		from = next_domain(from);
 		if (from != domain_id && pull(from, cpu, now)) {
 			d->far = from;
 			return true;

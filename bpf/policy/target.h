@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Directed yields: which sibling runs in a waiting vCPU's place, may it, and for
- * how long. Pure functions. Not here: whom an unanswered interrupt waits for
+ * Directed yields: which sibling runs in a waiting vCPU's place, and may it. Pure
+ * functions. Not here: whom an unanswered interrupt waits for
  * (ipi.h).
  */
 #ifndef COHORT_POLICY_TARGET_H
