@@ -237,6 +237,7 @@ __noinline int unpark(u32 domain_id)
 			continue;
 		}
 		wake_entity(id, e, g->vtime, scx_bpf_now());
+		begin_turns(domain_id, d, scx_bpf_now());
 	}
 	return 0;
 }
