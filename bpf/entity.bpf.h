@@ -221,6 +221,7 @@ __noinline u32 find_entity(u32 group_id, u32 domain_id)
 	e->planned = 0;
 	e->turn = 0;
 	e->called = 0;
+	e->missed = 0;
 	e->served_ns = 0;
 	__sync_fetch_and_add(&g->nr_entities, 1);
 	__sync_lock_test_and_set(&e->state, ENTITY_IDLE);
@@ -255,7 +256,7 @@ static u32 entity_for(struct task_ctx *tc, u32 domain_id)
 
 /* ---- which CPUs a task may have ---- */
 
-/* The CPUs of domain @domain_id that @p may run on. */
+/* The CPUs of domain @domain_id that @p may run on, once it is in no hook. */
 __noinline u64 cpus_of(struct task_struct *p __arg_trusted, u32 domain_id)
 {
 	struct domain *d = lookup_domain(domain_id);
@@ -267,41 +268,55 @@ __noinline u64 cpus_of(struct task_struct *p __arg_trusted, u32 domain_id)
 	bpf_for(i, 0, d->nr_cpus) {
 		u32 cpu = d->cpu[i & (DOMAIN_CPUS - 1)];
 
-		if (bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+		if (bpf_cpumask_test_cpu(cpu, &p->cpus_mask))
 			cpus |= 1ULL << i;
 	}
 	return cpus;
 }
 
 /*
- * May @p run elsewhere than the others of its group in domain @domain_id, @e? Such tasks,
- * which are few, wait for one CPU each.
+ * @e is for tasks that may run on @cpus, if it has none. Meanwhile it is for nobody: a
+ * task counts first, and compares then, so that one that is counted here has compared with
+ * what stays.
  */
-static bool is_apart(struct task_struct *p, struct task_ctx *tc,
-		     struct entity *e, u32 domain_id)
+static void adopt_cpus(struct entity *e, u64 cpus)
+{
+	u64 before;
+
+	if (__sync_val_compare_and_swap(&e->adopting, 0, 1))
+		return;
+	before = __sync_lock_test_and_set(&e->cpus, 0);
+	__sync_lock_test_and_set(&e->cpus, has_tasks(e) ? before : cpus);
+	__sync_lock_test_and_set(&e->adopting, 0);
+}
+
+/* May @p, which is about to count in @e of @domain_id, run where the others of its group may
+ * there? If @e has none, it does as @p. */
+static void find_cpus(struct task_struct *p, struct task_ctx *tc,
+		      struct entity *e, u32 domain_id)
 {
 	struct group *g;
 
-	if (p->nr_cpus_allowed == 1)
-		return true;
 	if (tc->cpus_domain != domain_id + 1) {
 		tc->cpus = cpus_of(p, domain_id);
 		tc->cpus_domain = domain_id + 1;
 	}
-	if (e->cpus == tc->cpus)
-		return false;
+	if (e->cpus == tc->cpus || has_tasks(e) || p->nr_cpus_allowed == 1)
+		return;
 	g = lookup_group(tc->group);
-	if (has_tasks(e) || (g && is_vm(g) && !tc->is_vcpu && e->cpus))
-		return true;
-	e->cpus = tc->cpus;
-	return false;
+	if (e->cpus && g && is_vm(g) && !tc->is_vcpu)
+		return;
+	adopt_cpus(e, tc->cpus);
 }
 
-/* The same for one that waits: it may be in the middle of a hook. */
-static bool waits_bound(struct task_struct *p, struct task_ctx *tc,
-			struct entity *e, u32 domain_id)
+/*
+ * May @p, which counts in @e, run elsewhere than the others of its group in that domain? Such
+ * tasks, which are few, wait for one CPU each.
+ */
+static bool is_apart(const struct task_struct *p, const struct task_ctx *tc,
+		     const struct entity *e)
 {
-	return is_migration_disabled(p) || is_apart(p, tc, e, domain_id);
+	return p->nr_cpus_allowed == 1 || e->cpus != tc->cpus;
 }
 
 /* ---- waiting ---- */

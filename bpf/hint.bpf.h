@@ -115,14 +115,36 @@ static bool may_be_lent(const struct cpu_state *c, u64 now)
 	       !vtime_before(now, c->lent_until_ns);
 }
 
-/* Does the woken @tc sleep more than its siblings in VM @g, which has had its share, but not much
- * more than @running? */
-static bool has_loan(const struct task_ctx *tc, struct group *g,
-		     struct group *running, u64 now)
+/*
+ * Is the woken @tc, of @g at @vtime, to have a CPU for a moment, out of turn? The one that has
+ * it stands at @running, the domain's present at @present.
+ */
+static bool may_borrow(const struct task_ctx *tc, struct group *g, u64 vtime,
+		       u64 running, u64 present)
 {
+	/* All of it slept, and it has had less than most. */
+	if (g->nr_runnable < 2 && vtime_before(vtime, present))
+		return true;
 	return is_vm(g) && wake_lends(tc->vtime, g->task_vtime_now, g->vtime,
-				      running->vtime, slice_cost(g, now),
+				      running, slice_cost(g, scx_bpf_now()),
 				      tasks_at_once(g, nr_cpus), slice_ns);
+}
+
+/*
+ * @tc, thread @pid of @g, woke and begins to run on @c. If it could have borrowed a CPU, it
+ * keeps this one for as long, though its turn may end meanwhile: it would wait for
+ * all others' turns in the middle of little work.
+ */
+static void lend_on_waking(const struct task_ctx *tc, s32 pid, struct group *g,
+			   struct cpu_state *c, u64 present)
+{
+	u64 now = tc->run_at_ns;
+
+	if (!may_be_lent(c, now) ||
+	    !may_borrow(tc, g, g->vtime, g->vtime, present))
+		return;
+	c->lent_pid = pid;
+	c->lent_until_ns = now + wake_loan_ns(slice_ns);
 }
 
 /* Why the woken @tc, of @g, which stands at @vtime among groups, is to have @c, which runs a
@@ -140,12 +162,10 @@ static u32 reason_to_preempt(const struct task_ctx *tc, struct group *g,
 		return HINT_NONE;
 	if (comes_before(tc, g, vtime, running, now))
 		return HINT_WAKE;
-	if (!may_be_lent(c, now))
-		return HINT_NONE;
-	/* All of it slept, and it has had less than most. */
-	if (g->nr_runnable < 2 && vtime_before(vtime, present))
-		return HINT_LOAN;
-	return has_loan(tc, g, running, now) ? HINT_LOAN : HINT_NONE;
+	return may_be_lent(c, now) &&
+			       may_borrow(tc, g, vtime, running->vtime, present)
+		       ? HINT_LOAN
+		       : HINT_NONE;
 }
 
 /* Thread @pid, of @g, which stands at @vtime, woke and waits in @queue. If it is to have CPU

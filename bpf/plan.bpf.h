@@ -306,14 +306,11 @@ __noinline u32 begin_plan(u32 domain_id, u64 now)
 	return n;
 }
 
-/* Does @c, in whose slot somebody else or nobody is, have to look again? Not while it is lent to
- * who just woke: it does then by itself. */
-static bool has_to_change(const struct cpu_state *c, u64 now)
+/* Does @c, in whose slot somebody else or nobody is, have to look again? */
+static bool has_to_change(const struct cpu_state *c)
 {
 	struct entity *e;
 
-	if (c->lent_pid && vtime_before(now, c->lent_until_ns))
-		return false;
 	if (c->pull_from)
 		return true;
 	if (!c->slot)
@@ -338,7 +335,12 @@ __noinline int follow_plan(u32 domain_id, u64 now)
 		u32 cpu = d->cpu[i & (DOMAIN_CPUS - 1)];
 		struct cpu_state *c = lookup_cpu(cpu);
 
-		if (c && has_to_change(c, now))
+		if (!c || !has_to_change(c))
+			continue;
+		/* Who just woke finishes first. */
+		if (c->lent_pid && vtime_before(now, c->lent_until_ns))
+			set_alarm(cpu, c->lent_until_ns - now);
+		else
 			scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
 	}
 	return 0;

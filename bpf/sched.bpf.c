@@ -34,9 +34,10 @@
 #include "cap.bpf.h"
 #include "entity.bpf.h"
 #include "group.bpf.h"
-#include "plan.bpf.h"
-#include "take.bpf.h"
 #include "alarm.bpf.h"
+#include "plan.bpf.h"
+#include "wait.bpf.h"
+#include "take.bpf.h"
 #include "hint.bpf.h"
 #include "yield.bpf.h"
 #include "vcpu.bpf.h"
@@ -48,7 +49,6 @@ char _license[] SEC("license") = "GPL";
 UEI_DEFINE(uei);
 
 enum {
-	BOUND_STALE_NS = 100000000, /* their clock counts for so long */
 	KTHREAD_SLICES =
 		16, /* virtual time that a CPU's kernel thread uses at once */
 };
@@ -104,59 +104,6 @@ s32 BPF_STRUCT_OPS(cohort_select_cpu, struct task_struct *p, s32 prev_cpu,
 	return cpu;
 }
 
-/* @p waits until its cap is refilled. */
-static void park(struct task_struct *p, struct task_ctx *tc, struct domain *d,
-		 u32 domain_id, u64 enq_flags, u64 now)
-{
-	__sync_fetch_and_add(&d->nr_parked, 1);
-	tc->parked_at_ns = now;
-	tc->queue = PARKED_QUEUE | domain_id;
-	scx_bpf_dsq_insert(p, PARKED_QUEUE | domain_id, slice_ns, enq_flags);
-	/* The refill may have come between. */
-	if (!is_throttled(tc->cgroup_group))
-		wake_parked();
-}
-
-/*
- * @p waits for CPU @cpu, and no other one: by the clock of those that are bound to it, behind them
- * by what it used since it waited last. Virtual time may run at another pace elsewhere,
- * so nothing older counts.
- */
-static void wait_bound(struct task_struct *p, struct task_ctx *tc,
-		       struct domain *d, s32 cpu, u64 enq_flags, u64 now)
-{
-	struct cpu_state *c = lookup_cpu(cpu);
-
-	if (!c)
-		return;
-	/* Their clock stood still while there were none. */
-	if (c->nr_bound <= 0 && now - c->bound_served_ns > BOUND_STALE_NS) {
-		c->bound_present = d->present;
-		c->bound_served_ns = now;
-	}
-	tc->bound_vtime =
-		c->bound_present + fair_bound_lag(tc->bound_cost, starved_ns);
-	tc->bound_cost = 0;
-	begins_to_wait(tc, BOUND_QUEUE | cpu, d);
-	if (!__sync_fetch_and_add(&c->nr_bound, 1))
-		__sync_fetch_and_or(&d->bound, bit_of(cpu));
-	scx_bpf_dsq_insert_vtime(p, BOUND_QUEUE | cpu, slice_ns,
-				 tc->bound_vtime, enq_flags);
-}
-
-/* @p waits in entity @id, @e. */
-static void wait_in_entity(struct task_struct *p, struct task_ctx *tc,
-			   struct group *g, struct domain *d, u32 id,
-			   struct entity *e, u64 enq_flags, u64 now)
-{
-	if (enq_flags & SCX_ENQ_WAKEUP && g->nr_runnable < 2)
-		settle_vtime(g, d, now);
-	__sync_fetch_and_add(&e->nr_waiting, 1);
-	begins_to_wait(tc, id, d);
-	scx_bpf_dsq_insert_vtime(p, id, slice_ns, task_key(tc, g), enq_flags);
-	wake_entity(id, e, g->vtime, now);
-}
-
 /* A CPU that went idle before it could see that @p waits looks again: see
  * cohort_update_idle(). */
 static bool wake_idle_cpu(struct task_struct *p)
@@ -187,72 +134,43 @@ static bool call_cpu(struct entity *e, struct domain *d, u64 here, bool woke)
 	return true;
 }
 
-/* May @p run on all CPUs, or on one at least of domain @domain_id? */
-static bool may_run_in(struct task_struct *p, u32 domain_id)
-{
-	return p->nr_cpus_allowed >= nr_cpus || cpus_of(p, domain_id);
-}
-
-/* The domain in which @p, of @g, waits, which is on a CPU of domain @domain_id: a VM that
- * fits into one has a home. */
-static u32 waiting_domain(struct task_struct *p, struct group *g, u32 domain_id)
-{
-	struct domain *d = lookup_domain(domain_id);
-	u32 home = g->home;
-
-	if (nr_domains < 2 || !is_vm(g) || !d)
-		return domain_id;
-	if (!home && g->info.nr_vcpus <= cpus_in(d->cpus))
-		g->home = domain_id + 1;
-	if (!home || home == domain_id + 1 || is_migration_disabled(p) ||
-	    !may_run_in(p, home - 1))
-		return domain_id;
-	return home - 1;
-}
-
 /* @p waits for a CPU; it is on @cpu. */
 static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 			 u64 enq_flags, u64 now)
 {
-	bool bound, woke = enq_flags & SCX_ENQ_WAKEUP;
+	bool woke = enq_flags & SCX_ENQ_WAKEUP;
 	struct group *g = lookup_group(tc->group);
-	u32 id, domain_id;
 	struct entity *e;
 	struct domain *d;
+	struct place to;
 	u64 vtime;
 
 	if (!g)
 		return;
 	/* Before sleep is settled: who wakes preempts by what it had. */
 	vtime = g->vtime;
-	domain_id = waiting_domain(p, g, domain_of(cpu));
-	id = entity_for(tc, domain_id);
-	e = id ? lookup_entity(id) : NULL;
-	d = lookup_domain(domain_id);
-	if (!e || !d) {
+	if (!choose_place(p, tc, g, cpu, &to)) {
 		scx_bpf_dsq_insert(p, SCX_DSQ_GLOBAL, slice_ns, enq_flags);
 		return;
 	}
-	bound = waits_bound(p, tc, e, domain_id);
-	if (bound) {
-		domain_id = domain_of(cpu);
-		d = lookup_domain(domain_id);
-		if (!d)
-			return;
-		wait_bound(p, tc, d, cpu, enq_flags, now);
-		vtime = tc->bound_vtime;
-	} else {
-		wait_in_entity(p, tc, g, d, id, e, enq_flags, now);
-	}
-	begin_turns(domain_id, d, now);
-	if (bound)
-		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
-	else if (wake_idle_cpu(p) ||
-		 call_cpu(e, d, domain_id == domain_of(cpu) ? bit_of(cpu) : 0,
-			  woke))
+	d = lookup_domain(to.domain);
+	if (!d)
 		return;
-	if (woke && domain_id == domain_of(cpu))
-		preempt_for(tc, p->pid, tc->queue, g, cpu, vtime, d->present,
+	e = to.queue & BOUND_QUEUE ? NULL : lookup_entity(to.queue);
+	if (e && woke && g->nr_runnable < 2)
+		settle_vtime(g, d, now);
+	scx_bpf_dsq_insert_vtime(p, to.queue, slice_ns, to.key, enq_flags);
+	note_waiting(&to, g, now);
+	if (!e) {
+		vtime = to.key;
+		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+	} else if (wake_idle_cpu(p) ||
+		   call_cpu(e, d, to.domain == domain_of(cpu) ? bit_of(cpu) : 0,
+			    woke)) {
+		return;
+	}
+	if (woke && to.domain == domain_of(cpu))
+		preempt_for(tc, p->pid, to.queue, g, cpu, vtime, d->present,
 			    now);
 }
 
@@ -486,11 +404,12 @@ void BPF_STRUCT_OPS(cohort_runnable, struct task_struct *p, u64 enq_flags)
 		return;
 	find_group(p, tc);
 	tc->ready_at_ns = scx_bpf_now();
+	tc->woke = !!(enq_flags & SCX_ENQ_WAKEUP);
 	if (!tc->is_runnable) {
 		tc->is_runnable = 1;
 		group_runnable(tc->group, 1);
 	}
-	if (!tc->is_vcpu || !(enq_flags & SCX_ENQ_WAKEUP))
+	if (!tc->is_vcpu || !tc->woke)
 		return;
 	g = lookup_group(tc->group);
 	if (g)
@@ -559,8 +478,14 @@ static void enter_cpu(struct task_struct *p, struct task_ctx *tc,
 	c->vtime = tc->vtime;
 	c->run_at_ns = now;
 	c->looked_again = 0;
-	c->bound = !e || is_apart(p, tc, e, domain_of(cpu));
+	if (e) {
+		find_cpus(p, tc, e, domain_of(cpu));
+		__sync_fetch_and_or(&e->running, bit_of(cpu));
+	}
+	c->bound = !e || is_apart(p, tc, e);
 	if (c->bound) {
+		if (e)
+			__sync_fetch_and_and(&e->running, ~bit_of(cpu));
 		c->entity = 0;
 		if (tc->bound_vtime &&
 		    vtime_before(c->bound_present, tc->bound_vtime))
@@ -575,7 +500,6 @@ static void enter_cpu(struct task_struct *p, struct task_ctx *tc,
 	c->entity = id;
 	if (vtime_before(g->task_vtime_now, tc->vtime))
 		g->task_vtime_now = tc->vtime;
-	__sync_fetch_and_or(&e->running, bit_of(cpu));
 	if (e->called & bit_of(cpu))
 		__sync_fetch_and_and(&e->called, ~bit_of(cpu));
 	if (d && e->missed & bit_of(cpu) && planned_cpus(e, d) &&
@@ -587,12 +511,13 @@ static void enter_cpu(struct task_struct *p, struct task_ctx *tc,
 void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 {
 	s32 cpu = scx_bpf_task_cpu(p);
+	struct domain *d = lookup_domain(domain_of(cpu));
 	struct task_ctx *tc = lookup_task_may_fail(p);
 	struct cpu_state *c = lookup_cpu(cpu);
 	u64 now = scx_bpf_now();
 	struct group *g;
 
-	if (!tc || !c)
+	if (!tc || !c || !d)
 		return;
 	stop_waiting(tc);
 	g = lookup_group(tc->group);
@@ -610,6 +535,8 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 	tc->last_cpu = cpu;
 	if (c->lent_pid != p->pid)
 		c->lent_pid = 0;
+	if (tc->woke)
+		lend_on_waking(tc, p->pid, g, c, d->present);
 	__sync_fetch_and_add(&g->running, fair_runs(now));
 	enter_cpu(p, tc, g, c, cpu, now);
 }
@@ -651,6 +578,7 @@ void BPF_STRUCT_OPS(cohort_stopping, struct task_struct *p, bool runnable)
 		__sync_fetch_and_sub(&g->running, fair_runs(tc->charged_at_ns));
 	leave_cpu(p, tc, c, cpu, now);
 	tc->run_at_ns = 0;
+	tc->woke = 0;
 	tc->ready_at_ns = runnable ? now : 0;
 }
 

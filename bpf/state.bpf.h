@@ -74,7 +74,8 @@ struct entity {
 	u32 domain; /* set when made */
 	s32 nr_waiting; /* tasks in its DSQ; atomic. Ahead of the DSQ's own
 			   count, which an enqueue raises after its op */
-	u64 cpus; /* of its domain, that its tasks may run on; who joins it idle */
+	u64 cpus; /* of its domain, that its tasks may run on */
+	u32 adopting; /* these are about to be others' */
 	u64 running; /* CPUs that run one; atomic */
 	u64 planned; /* CPUs that it has in turn @turn; by the plan */
 	u64 turn; /* number of the last plan that gave it CPUs */
@@ -223,6 +224,7 @@ struct task_ctx {
 	u32 entity; /* it belongs to, if that is one of its group and domain */
 	u32 is_vcpu; /* it was seen inside KVM_RUN */
 	u32 is_runnable; /* counted in its group's nr_runnable */
+	u32 woke; /* and has not run since */
 	u64 cpus; /* of domain cpus_domain, that it may run on */
 	u32 cpus_domain; /* + 1; 0: to be found */
 	s32 last_cpu; /* it ran on, -1: none */

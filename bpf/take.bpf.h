@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * What a CPU takes to run: a task that a hint names, one of whom its slot says, or
- * where that has nobody, whoever comes next; tasks whose cap was refilled go back to
- * where they wait. Not here: how slots and hints come about (plan.bpf.h, hint.bpf.h).
+ * where that has nobody, whoever comes next. Not here: how slots and hints come about
+ * (plan.bpf.h, hint.bpf.h).
  */
 #ifndef COHORT_TAKE_BPF_H
 #define COHORT_TAKE_BPF_H
@@ -11,7 +11,6 @@ enum {
 	TAKE_TRIES = 8, /* tasks of a queue that are looked at */
 	FILL_TRIES =
 		8, /* entities taken out of the tree by a CPU with nothing to do */
-	UNPARK_TRIES = 64, /* parked tasks looked at */
 	MAX_SIBLINGS = 256, /* waiting ones looked through for one */
 };
 
@@ -191,61 +190,6 @@ static bool pull_from_any(struct domain *d, u32 domain_id, s32 cpu, u64 now)
 		}
 	}
 	return false;
-}
-
-/* ---- caps ---- */
-
-/* A budget was refilled: the parked tasks of domain @domain_id that need not be any more
- * wait for a CPU again. */
-__noinline int unpark(u32 domain_id)
-{
-	struct domain *d = lookup_domain(domain_id);
-	u32 seen, refills = nr_refills, tries = 0;
-	struct task_struct *p;
-
-	if (!d)
-		return 0;
-	seen = d->refills;
-	/* One CPU does it. */
-	if (seen == refills ||
-	    __sync_val_compare_and_swap(&d->refills, seen, refills) != seen)
-		return 0;
-	bpf_for_each(scx_dsq, p, PARKED_QUEUE | domain_id, 0) {
-		struct task_ctx *tc = lookup_task_may_fail(p);
-		struct entity *e;
-		struct group *g;
-		u32 id;
-
-		if (++tries > UNPARK_TRIES) {
-			d->refills = seen; /* the others the next time */
-			break;
-		}
-		if (!tc || is_throttled(tc->cgroup_group))
-			continue;
-		id = entity_for(tc, domain_id);
-		e = lookup_entity(id);
-		g = lookup_group(tc->group);
-		if (!id || !e || !g)
-			continue;
-		stop_waiting(tc);
-		__sync_fetch_and_add(&e->nr_waiting, 1);
-		begins_to_wait(tc, id, d);
-		scx_bpf_dsq_move_set_slice(BPF_FOR_EACH_ITER, slice_ns);
-		scx_bpf_dsq_move_set_vtime(BPF_FOR_EACH_ITER, task_key(tc, g));
-		if (!scx_bpf_dsq_move_vtime(BPF_FOR_EACH_ITER, p, id, 0)) {
-			stop_waiting(tc);
-			continue;
-		}
-		wake_entity(id, e, g->vtime, scx_bpf_now());
-		begin_turns(domain_id, d, scx_bpf_now());
-	}
-	return 0;
-}
-
-/* Tasks of @d are parked, and a budget was refilled since they were looked at. */
-static bool has_to_unpark(const struct domain *d)
-{
-	return d->nr_parked > 0 && d->refills != nr_refills;
 }
 
 #endif /* COHORT_TAKE_BPF_H */

@@ -1,0 +1,193 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Where a task waits: with its group, for one CPU, or until its cap is refilled. Not here:
+ * the queues themselves (entity.bpf.h), who is told that it waits (sched.bpf.c).
+ */
+#ifndef COHORT_WAIT_BPF_H
+#define COHORT_WAIT_BPF_H
+
+enum {
+	BOUND_STALE_NS =
+		100000000, /* the clock of those bound to a CPU counts so long */
+	UNPARK_TRIES = 64, /* parked tasks looked at */
+};
+
+/* Where a task waits. */
+struct place {
+	u32 queue;
+	u32 domain;
+	u64 key; /* virtual time, by which the queue is ordered */
+};
+
+/* May @p run on all CPUs, or on one at least of domain @domain_id? */
+static bool may_run_in(struct task_struct *p, u32 domain_id)
+{
+	return p->nr_cpus_allowed >= nr_cpus || cpus_of(p, domain_id);
+}
+
+/* The domain in which @p, of @g, waits, which is on a CPU of domain @domain_id: a VM that
+ * fits into one has a home. */
+static u32 waiting_domain(struct task_struct *p, struct group *g, u32 domain_id)
+{
+	struct domain *d = lookup_domain(domain_id);
+	u32 home = g->home;
+
+	if (nr_domains < 2 || !is_vm(g) || !d)
+		return domain_id;
+	if (!home && g->info.nr_vcpus <= cpus_in(d->cpus))
+		g->home = domain_id + 1;
+	if (!home || home == domain_id + 1 || is_migration_disabled(p) ||
+	    !may_run_in(p, home - 1))
+		return domain_id;
+	return home - 1;
+}
+
+/* The task waits with the others of its group, if it may run where they may. */
+static bool wait_together(struct task_struct *p, struct task_ctx *tc,
+			  struct group *g, struct place *to)
+{
+	struct domain *d = lookup_domain(to->domain);
+	u32 id = entity_for(tc, to->domain);
+	struct entity *e = id ? lookup_entity(id) : NULL;
+
+	/* One in the middle of a hook cannot move. */
+	if (!d || !e || is_migration_disabled(p))
+		return false;
+	find_cpus(p, tc, e, to->domain);
+	__sync_fetch_and_add(&e->nr_waiting, 1);
+	if (is_apart(p, tc, e)) {
+		__sync_fetch_and_sub(&e->nr_waiting, 1);
+		return false;
+	}
+	begins_to_wait(tc, id, d);
+	to->queue = id;
+	to->key = task_key(tc, g);
+	return true;
+}
+
+/*
+ * The task waits for CPU @cpu, and no other one: by the clock of those that are bound to it, behind
+ * them by what it used since it waited last. Virtual time may run at another pace
+ * elsewhere, so nothing older counts.
+ */
+static bool wait_bound(struct task_ctx *tc, s32 cpu, struct place *to)
+{
+	struct domain *d = lookup_domain(to->domain);
+	struct cpu_state *c = lookup_cpu(cpu);
+	u64 now = scx_bpf_now();
+
+	if (!c || !d)
+		return false;
+	/* Their clock stood still while there were none. */
+	if (c->nr_bound <= 0 && now - c->bound_served_ns > BOUND_STALE_NS) {
+		c->bound_present = d->present;
+		c->bound_served_ns = now;
+	}
+	tc->bound_vtime =
+		c->bound_present + fair_bound_lag(tc->bound_cost, starved_ns);
+	tc->bound_cost = 0;
+	to->queue = BOUND_QUEUE | cpu;
+	to->key = tc->bound_vtime;
+	begins_to_wait(tc, to->queue, d);
+	if (!__sync_fetch_and_add(&c->nr_bound, 1))
+		__sync_fetch_and_or(&d->bound, bit_of(cpu));
+	return true;
+}
+
+/* Where @p, of @g, which is on @cpu, waits from now on: it counts there. False: nowhere. */
+static bool choose_place(struct task_struct *p, struct task_ctx *tc,
+			 struct group *g, s32 cpu, struct place *to)
+{
+	to->domain = waiting_domain(p, g, domain_of(cpu));
+	if (wait_together(p, tc, g, to))
+		return true;
+	to->domain = domain_of(cpu);
+	return wait_bound(tc, cpu, to);
+}
+
+/* A task of @g is in the queue that was chosen. */
+static void note_waiting(const struct place *at, struct group *g, u64 now)
+{
+	struct domain *d = lookup_domain(at->domain);
+	struct entity *e;
+
+	if (!(at->queue & BOUND_QUEUE)) {
+		e = lookup_entity(at->queue);
+		if (e)
+			wake_entity(at->queue, e, g->vtime, now);
+	}
+	if (d)
+		begin_turns(at->domain, d, now);
+}
+
+/* ---- caps ---- */
+
+/* @p waits until its cap is refilled. */
+static void park(struct task_struct *p, struct task_ctx *tc, struct domain *d,
+		 u32 domain_id, u64 enq_flags, u64 now)
+{
+	__sync_fetch_and_add(&d->nr_parked, 1);
+	tc->parked_at_ns = now;
+	tc->queue = PARKED_QUEUE | domain_id;
+	scx_bpf_dsq_insert(p, PARKED_QUEUE | domain_id, slice_ns, enq_flags);
+	/* The refill may have come between. */
+	if (!is_throttled(tc->cgroup_group))
+		wake_parked();
+}
+
+/* The parked @p, at which @it stands, waits for a CPU again. */
+static void unpark_task(struct bpf_iter_scx_dsq *it, struct task_struct *p,
+			struct task_ctx *tc, u64 now)
+{
+	struct group *g = lookup_group(tc->group);
+	struct place to;
+
+	if (!g)
+		return;
+	stop_waiting(tc);
+	if (!choose_place(p, tc, g, scx_bpf_task_cpu(p), &to))
+		return;
+	scx_bpf_dsq_move_set_slice(it, slice_ns);
+	scx_bpf_dsq_move_set_vtime(it, to.key);
+	if (scx_bpf_dsq_move_vtime(it, p, to.queue, 0))
+		note_waiting(&to, g, now);
+	else
+		stop_waiting(tc);
+}
+
+/* A budget was refilled: the parked tasks of domain @domain_id that need not be any more
+ * wait for a CPU again. */
+__noinline int unpark(u32 domain_id)
+{
+	struct domain *d = lookup_domain(domain_id);
+	u32 seen, refills = nr_refills, tries = 0;
+	u64 now = scx_bpf_now();
+	struct task_struct *p;
+
+	if (!d)
+		return 0;
+	seen = d->refills;
+	/* One CPU does it. */
+	if (seen == refills ||
+	    __sync_val_compare_and_swap(&d->refills, seen, refills) != seen)
+		return 0;
+	bpf_for_each(scx_dsq, p, PARKED_QUEUE | domain_id, 0) {
+		struct task_ctx *tc = lookup_task_may_fail(p);
+
+		if (++tries > UNPARK_TRIES) {
+			d->refills = seen; /* the others the next time */
+			break;
+		}
+		if (tc && !is_throttled(tc->cgroup_group))
+			unpark_task(BPF_FOR_EACH_ITER, p, tc, now);
+	}
+	return 0;
+}
+
+/* Tasks of @d are parked, and a budget was refilled since they were looked at. */
+static bool has_to_unpark(const struct domain *d)
+{
+	return d->nr_parked > 0 && d->refills != nr_refills;
+}
+
+#endif /* COHORT_WAIT_BPF_H */
