@@ -42,7 +42,7 @@ macro_rules! patch {
 }
 
 /// What is changed in Bochs: file name and content, in the order in which they are applied.
-const PATCHES: [(&str, &str); 12] = [
+const PATCHES: [(&str, &str); 17] = [
     patch!("0001-exact-time.patch"),
     patch!("0002-rip-after-exceptions.patch"),
     patch!("0003-costs.patch"),
@@ -55,6 +55,11 @@ const PATCHES: [(&str, &str); 12] = [
     patch!("0010-topology.patch"),
     patch!("0011-random.patch"),
     patch!("0012-no-real-time.patch"),
+    patch!("0013-posted-interrupts.patch"),
+    patch!("0014-interrupts-at-vm-entry.patch"),
+    patch!("0015-masked-virtual-interrupts.patch"),
+    patch!("0016-nothing-posted.patch"),
+    patch!("0017-vectoring-of-virtual-interrupts.patch"),
 ];
 
 /// Several CPUs, SVM, VMX, and all that makes it quick; no window, no debugger.
