@@ -15,6 +15,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::guest::COUNTER_SLOTS;
 use crate::inside::info::LabInfo;
+use crate::outside::machine::Vendor;
 
 /// The stock scheduler's name in results.
 pub const STOCK: &str = "stock";
@@ -39,6 +40,9 @@ pub struct Cell {
     /// Sockets of L1, each a domain of Cohort.
     #[serde(default = "one")]
     pub sockets: u32,
+    /// Whose CPUs L1 has.
+    #[serde(default)]
+    pub vendor: Vendor,
     /// What the VMs are.
     pub guests: Guests,
     /// Booted guests: whether their kernels are offered KVM's paravirtual spin locks, TLB flushes, IPIs and yields.
@@ -373,7 +377,11 @@ impl fmt::Display for Cell {
             (Guests::Micro, _, Pause::Exits) => "micro guests",
             (Guests::Micro, _, Pause::Never) => "micro guests, PAUSE never exits",
         };
-        write!(formatter, "; {guests}")
+        write!(formatter, "; {guests}")?;
+        match self.vendor {
+            Vendor::Amd => Ok(()),
+            Vendor::Intel => write!(formatter, "; CPUs of {}", self.vendor),
+        }
     }
 }
 

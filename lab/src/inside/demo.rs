@@ -15,6 +15,7 @@ use super::drawing::{self, COLUMNS};
 use super::info::LabInfo;
 use super::windows::LOGS;
 use crate::cell::{Cell, Guests, Party, Pause, Run, STOCK, Workload};
+use crate::outside::machine::Vendor;
 
 /// What the schedulers are called in drawings and tables.
 const NAMES: [&str; 2] = [STOCK, "Cohort"];
@@ -82,6 +83,7 @@ fn cell(cpus: u32) -> Cell {
         name: "demo".into(),
         cpus,
         sockets: 1,
+        vendor: Vendor::Amd,
         guests: Guests::Micro,
         paravirtual: false,
         pause: Pause::Exits,

@@ -273,6 +273,7 @@ impl Job<'_> {
             .arg("boot")
             .args(["--cpus", &cell.cpus.to_string()])
             .args(["--sockets", &cell.sockets.to_string()])
+            .args(["--vendor", cell.vendor.name()])
             .args(["--timeout-s", &TIMEOUT_S.to_string()])
             .arg("--out")
             .arg(self.folder());

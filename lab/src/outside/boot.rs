@@ -20,7 +20,7 @@ use super::image::{self, Image};
 use super::initrd::Payload;
 use super::kernel::Kernels;
 use super::machine::bochs::{Bochs, CYLINDER_BYTES};
-use super::machine::{GUEST_IMAGE, Kind, Machine, Media, Running, Topology};
+use super::machine::{GUEST_IMAGE, Kind, Machine, Media, Running, Topology, Vendor};
 use super::memory_file;
 use super::others::{OtherLoad, Watch};
 use super::tool::{self, Interrupted, io_sentence};
@@ -82,6 +82,9 @@ pub struct Options {
     /// same run on the exact machine
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,
+    /// Whose CPUs L1 has, on the exact machine
+    #[arg(long, value_name = "NAME", default_value = "amd")]
+    vendor: Vendor,
     /// CPUs of L1 [default: 2; 3 on the fast machine, where the first is not for guests]
     #[arg(long)]
     cpus: Option<u32>,
@@ -151,6 +154,7 @@ pub fn boot(options: &Options) -> Result<u8> {
     kind.check()?;
     let levels = [options.sockets, options.cores, options.threads];
     let topology = Topology::new(options.cpus, kind.default_cpus(), levels)?;
+    options.vendor.check(kind, topology)?;
     let cache = Cache::open()?;
     let kernels = Kernels::load(&cache, false)?;
     let kernel = match &options.kernel {
@@ -167,6 +171,7 @@ pub fn boot(options: &Options) -> Result<u8> {
         image: &image,
         kernel: &kernel,
         topology,
+        vendor: options.vendor,
         memory_mib: options.memory_mib.unwrap_or(kind.default_memory_mib()),
         guest_image: guest_image.as_deref(),
         append: &options.append,

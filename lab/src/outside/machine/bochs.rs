@@ -17,7 +17,7 @@ use nix::unistd::ttyname;
 use sha2::{Digest, Sha256};
 
 use super::direct_load::{INITRD, Load, ROM_ADDRESS};
-use super::{Devices, Machine, Media, Running, inherited, spawn};
+use super::{Devices, Machine, Media, Running, Vendor, inherited, spawn};
 use crate::outside::cache::{Cache, CacheLock, WorkDir, recorded};
 use crate::outside::mirror::{Mirror, Suite};
 use crate::outside::tool::{self, io_sentence};
@@ -42,7 +42,7 @@ macro_rules! patch {
 }
 
 /// What is changed in Bochs: file name and content, in the order in which they are applied.
-const PATCHES: [(&str, &str); 12] = [
+const PATCHES: [(&str, &str); 19] = [
     patch!("0001-exact-time.patch"),
     patch!("0002-rip-after-exceptions.patch"),
     patch!("0003-costs.patch"),
@@ -55,6 +55,13 @@ const PATCHES: [(&str, &str); 12] = [
     patch!("0010-topology.patch"),
     patch!("0011-random.patch"),
     patch!("0012-no-real-time.patch"),
+    patch!("0013-posted-interrupts.patch"),
+    patch!("0014-interrupts-at-vm-entry.patch"),
+    patch!("0015-masked-virtual-interrupts.patch"),
+    patch!("0016-nothing-posted.patch"),
+    patch!("0017-vectoring-of-virtual-interrupts.patch"),
+    patch!("0018-intel-topology.patch"),
+    patch!("0019-intel-frequency.patch"),
 ];
 
 /// Several CPUs, SVM, VMX, and all that makes it quick; no window, no debugger.
@@ -191,6 +198,10 @@ fn hardware(machine: &Machine<'_>) -> Vec<String> {
     let topology = machine.topology;
     let memory = machine.memory_mib;
     let firmware = |path: &str| machine.image.tree.join(path).display().to_string();
+    let model = match machine.vendor {
+        Vendor::Amd => "ryzen",
+        Vendor::Intel => "sapphire_rapids",
+    };
     vec![
         "display_library: nogui".into(),
         "log: -".into(),
@@ -211,7 +222,7 @@ fn hardware(machine: &Machine<'_>) -> Vec<String> {
             firmware("usr/share/vgabios/vgabios.bin")
         ),
         format!(
-            "cpu: model=ryzen, count={}:{}:{}, quantum={QUANTUM_TICKS}, ips={TICKS_PER_S}, reset_on_triple_fault=0",
+            "cpu: model={model}, count={}:{}:{}, quantum={QUANTUM_TICKS}, ips={TICKS_PER_S}, reset_on_triple_fault=0",
             topology.sockets, topology.cores, topology.threads
         ),
         format!("clock: sync=none, time0={START_UNIX_S}"),

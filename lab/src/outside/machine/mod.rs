@@ -117,6 +117,55 @@ fn can_nest(root: &Path) -> bool {
     virtualises && may_use().is_ok()
 }
 
+/// Whose CPUs the exact machine has, and so which of KVM's modules L1 loads.
+#[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
+#[serde(rename_all = "kebab-case")]
+pub enum Vendor {
+    #[default]
+    /// SVM: PAUSE leaves the guest wherever it spins
+    Amd,
+    /// VMX: PAUSE leaves the guest only where its kernel spins; interrupts are posted
+    Intel,
+}
+
+impl Vendor {
+    /// Its name on the command line and in cells.
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::Amd => "amd",
+            Self::Intel => "intel",
+        }
+    }
+
+    /// Refuses what such CPUs cannot be.
+    pub fn check(self, kind: Kind, topology: Topology) -> Result<()> {
+        if self == Self::Amd {
+            return Ok(());
+        }
+        ensure!(
+            kind == Kind::Exact,
+            "--vendor is for the exact machine: the others have the CPUs they have."
+        );
+        // Linux takes a CPU's place from bits of its APIC id, and the firmware numbers CPUs without gaps.
+        let of_a_socket = topology.cores * topology.threads;
+        ensure!(
+            topology.threads.is_power_of_two()
+                && (topology.sockets == 1 || of_a_socket.is_power_of_two()),
+            "Several sockets of Intel need 1, 2, 4, 8, … CPUs each, and cores as many threads: {topology} does not fit."
+        );
+        Ok(())
+    }
+}
+
+impl fmt::Display for Vendor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Amd => "AMD",
+            Self::Intel => "Intel",
+        })
+    }
+}
+
 /// How L1's CPUs are arranged; each level counts what is in one of the level above.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Topology {
@@ -190,6 +239,8 @@ pub struct Machine<'a> {
     pub kernel: &'a Kernel,
     /// Its CPUs.
     pub topology: Topology,
+    /// Whose they are; the other machines take no notice.
+    pub vendor: Vendor,
     /// Its memory in MiB.
     pub memory_mib: u32,
     /// The guests' image, if it is to be attached.
@@ -250,7 +301,7 @@ impl Machine<'_> {
     /// What executes it, with its version.
     pub fn emulator(&self) -> String {
         match &self.bochs {
-            Some(bochs) => format!("Bochs {}", bochs.version),
+            Some(bochs) => format!("Bochs {}, CPUs of {}", bochs.version, self.vendor),
             None => format!("QEMU {}", self.image.qemu_version),
         }
     }
@@ -275,10 +326,10 @@ impl Machine<'_> {
             Kind::Fast | Kind::Hardware => " panic=-1",
         };
         // An emulator may not have what KVM asks for by CPUID before it intercepts PAUSE.
-        parameters += match self.kind {
-            Kind::Exact => " setcpuid=pfthreshold",
-            Kind::Fast => " setcpuid=pausefilter,pfthreshold",
-            Kind::Hardware => "",
+        parameters += match (self.kind, self.vendor) {
+            (Kind::Exact, Vendor::Amd) => " setcpuid=pfthreshold",
+            (Kind::Fast, _) => " setcpuid=pausefilter,pfthreshold",
+            (Kind::Exact, Vendor::Intel) | (Kind::Hardware, _) => "",
         };
         if self.kind == Kind::Exact {
             // What the kernel measures is up to 0.3 % less.
@@ -402,6 +453,18 @@ mod tests {
                 .cpus(),
             6
         );
+    }
+
+    #[test]
+    fn intels_sockets_have_cpus_of_a_power_of_two() {
+        let check = |kind, sockets, cores| {
+            let topology = Topology::new(None, 2, [Some(sockets), Some(cores), None]).unwrap();
+            Vendor::Intel.check(kind, topology).is_ok()
+        };
+        assert!(check(Kind::Exact, 2, 4));
+        assert!(check(Kind::Exact, 1, 3));
+        assert!(!check(Kind::Exact, 2, 3));
+        assert!(!check(Kind::Fast, 1, 2));
     }
 
     #[test]
