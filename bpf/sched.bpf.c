@@ -134,6 +134,18 @@ static bool call_cpu(struct entity *e, struct domain *d, u64 here, bool woke)
 	return true;
 }
 
+/* @cpu; or, where a task of @e runs on that, the next one of @d that does not. A vCPU that wakes
+ * takes no CPU from a sibling, which may hold a lock. */
+static s32 cpu_without(const struct entity *e, const struct domain *d, s32 cpu)
+{
+	u64 own = bit_of(cpu), others = e->cpus & d->cpus & ~e->running;
+	u64 above = others & ~(own | (own - 1));
+
+	if (!(e->running & own) || !others)
+		return cpu;
+	return cpu_with(d, lowest_cpu(above ? above : others));
+}
+
 /* @p waits for a CPU; it is on @cpu. */
 static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 			 u64 enq_flags, u64 now)
@@ -169,9 +181,11 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 			    woke)) {
 		return;
 	}
-	if (woke && to.domain == domain_of(cpu))
-		preempt_for(tc, p->pid, to.queue, g, cpu, vtime, d->present,
-			    now);
+	if (!woke || to.domain != domain_of(cpu))
+		return;
+	if (e && tc->is_vcpu)
+		cpu = cpu_without(e, d, cpu);
+	preempt_for(tc, p->pid, to.queue, g, cpu, vtime, d->present, now);
 }
 
 void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
@@ -552,10 +566,12 @@ static void leave_cpu(struct task_struct *p, struct task_ctx *tc,
 	c->prev_pid = p->pid;
 	c->prev_group = tc->group;
 	c->prev_run_ns = now - tc->run_at_ns;
-	if (c->lent_pid == p->pid)
+	/* The next one may have a loan already: its dispatch came before this. */
+	if (c->lent_pid == p->pid) {
+		c->lent_pid = 0;
 		c->lent_until_ns =
 			now + wake_pause_ns(c->prev_run_ns, slice_ns);
-	c->lent_pid = 0;
+	}
 	c->group = 0;
 	c->entity = 0;
 	c->bound = 0;
