@@ -155,7 +155,7 @@ static void put_entity(u32 id, struct entity *e, u64 key)
 		return;
 	}
 	g = lookup_group(e->group);
-	if ((g && g->orphan) || host_stats.entities_used > MAX_ENTITIES / 2)
+	if ((g && g->orphan) || host_stats.entities_used > nr_entities / 2)
 		free_entity(id, e);
 }
 

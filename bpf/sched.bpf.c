@@ -834,7 +834,9 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_init)
 	u32 i, id;
 	s32 err;
 
-	bpf_for(i, 1, MAX_GROUPS) {
+	host_stats.groups_most = nr_groups - 1;
+	host_stats.entities_most = nr_entities - 1;
+	bpf_for(i, 1, nr_groups) {
 		id = i;
 		bpf_map_push_elem(&free_groups, &id, 0);
 	}
@@ -848,7 +850,7 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_init)
 		if (err)
 			return err;
 	}
-	bpf_for(i, 1, MAX_ENTITIES) {
+	bpf_for(i, 1, nr_entities) {
 		err = init_entity(i);
 		if (err)
 			return err;
