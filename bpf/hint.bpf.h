@@ -7,6 +7,10 @@
 #ifndef COHORT_HINT_BPF_H
 #define COHORT_HINT_BPF_H
 
+enum {
+	LOAN_RESUMES = 2, /* of one loan; it would never end where many wake */
+};
+
 static void count_miss(struct group *g, u32 reason)
 {
 	if (reason < NR_YIELD_MISS)
@@ -59,7 +63,8 @@ static void give_hint(struct cpu_state *c, s32 pid, u32 queue, u32 reason,
 static bool follow_hint(struct cpu_state *c, s32 cpu, bool slot_waits, u64 now)
 {
 	s32 pid = c->hint.pid;
-	bool served;
+	u32 reason = c->hint.reason;
+	bool inside = reason == HINT_YIELD || reason == HINT_IPI, served;
 
 	if (!pid)
 		return false;
@@ -67,15 +72,14 @@ static bool follow_hint(struct cpu_state *c, s32 cpu, bool slot_waits, u64 now)
 		end_hint(c, false);
 		return false;
 	}
-	if (c->hint.reason == HINT_YIELD && slot_waits &&
-	    c->hint.queue != c->slot)
+	if (inside && slot_waits && c->hint.queue != c->slot)
 		return false; /* it comes when its VM has the CPU again */
 	served = run_waiting(c->hint.queue, pid, cpu);
-	if (served && c->hint.reason != HINT_YIELD) {
+	if (served && !inside) {
 		c->lent_pid = pid;
 		c->lent_until_ns = now + wake_loan_ns(slice_ns);
 	}
-	if (served && c->hint.reason == HINT_LOAN)
+	if (served && reason == HINT_LOAN)
 		set_alarm(cpu, wake_loan_ns(slice_ns));
 	end_hint(c, served);
 	return served;
@@ -145,6 +149,21 @@ static void lend_on_waking(const struct task_ctx *tc, s32 pid, struct group *g,
 		return;
 	c->lent_pid = pid;
 	c->lent_until_ns = now + wake_loan_ns(slice_ns);
+}
+
+/* Thread @pid, with @tc, which waits in @queue, was stopped on @cpu: if it had that on loan, it comes
+ * next, as whoever stopped it, a kernel thread or one more that woke, has little to do. */
+static void resume_loan(struct task_ctx *tc, s32 pid, u32 queue, s32 cpu,
+			u64 now)
+{
+	struct cpu_state *c = lookup_cpu(cpu);
+
+	if (!c || !tc->interrupted || tc->resumes >= LOAN_RESUMES ||
+	    c->hint.pid)
+		return;
+	tc->resumes++;
+	give_hint(c, pid, queue, HINT_LOAN, MECH_WAKE,
+		  now + wake_loan_ns(slice_ns));
 }
 
 /* Why the woken @tc, of @g, which stands at @vtime among groups, is to have @c, which runs a

@@ -181,8 +181,12 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 			    woke)) {
 		return;
 	}
-	if (!woke || to.domain != domain_of(cpu))
+	if (to.domain != domain_of(cpu))
 		return;
+	if (!woke) {
+		resume_loan(tc, p->pid, to.queue, cpu, now);
+		return;
+	}
 	if (e && tc->is_vcpu)
 		cpu = cpu_without(e, d, cpu);
 	preempt_for(tc, p->pid, to.queue, g, cpu, vtime, d->present, now);
@@ -419,6 +423,7 @@ void BPF_STRUCT_OPS(cohort_runnable, struct task_struct *p, u64 enq_flags)
 	find_group(p, tc);
 	tc->ready_at_ns = scx_bpf_now();
 	tc->woke = !!(enq_flags & SCX_ENQ_WAKEUP);
+	tc->resumes = 0;
 	if (!tc->is_runnable) {
 		tc->is_runnable = 1;
 		group_runnable(tc->group, 1);
@@ -568,6 +573,7 @@ static void leave_cpu(struct task_struct *p, struct task_ctx *tc,
 	c->prev_run_ns = now - tc->run_at_ns;
 	/* The next one may have a loan already: its dispatch came before this. */
 	if (c->lent_pid == p->pid) {
+		tc->interrupted = vtime_before(now, c->lent_until_ns);
 		c->lent_pid = 0;
 		c->lent_until_ns =
 			now + wake_pause_ns(c->prev_run_ns, slice_ns);
@@ -592,6 +598,7 @@ void BPF_STRUCT_OPS(cohort_stopping, struct task_struct *p, bool runnable)
 	g = lookup_group(tc->group);
 	if (g)
 		__sync_fetch_and_sub(&g->running, fair_runs(tc->charged_at_ns));
+	tc->interrupted = 0;
 	leave_cpu(p, tc, c, cpu, now);
 	tc->run_at_ns = 0;
 	tc->woke = 0;

@@ -136,6 +136,7 @@ struct domain {
 enum hint_reason {
 	HINT_NONE = 0,
 	HINT_YIELD, /* a sibling gives its turn to it */
+	HINT_IPI, /* it got an IPI, and a sibling has a CPU */
 	HINT_WAKE, /* it woke, and what runs has had more */
 	HINT_LOAN, /* it woke, and has the CPU for a moment */
 };
@@ -227,6 +228,8 @@ struct task_ctx {
 	u32 is_vcpu; /* it was seen inside KVM_RUN */
 	u32 is_runnable; /* counted in its group's nr_runnable */
 	u32 woke; /* and has not run since */
+	u32 interrupted; /* it was stopped while it had a loan */
+	u32 resumes; /* how often its loan went on then, since it woke */
 	u64 cpus; /* of domain cpus_domain, that it may run on */
 	u32 cpus_domain; /* + 1; 0: to be found */
 	s32 last_cpu; /* it ran on, -1: none */

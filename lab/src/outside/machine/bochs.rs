@@ -62,6 +62,7 @@ const PATCHES: [(&str, &str); 19] = [
     patch!("0017-vectoring-of-virtual-interrupts.patch"),
     patch!("0018-intel-topology.patch"),
     patch!("0019-intel-frequency.patch"),
+    patch!("0020-interrupts-of-masked-guests.patch"),
 ];
 
 /// Several CPUs, SVM, VMX, and all that makes it quick; no window, no debugger.
