@@ -42,7 +42,7 @@ macro_rules! patch {
 }
 
 /// What is changed in Bochs: file name and content, in the order in which they are applied.
-const PATCHES: [(&str, &str); 19] = [
+const PATCHES: [(&str, &str); 20] = [
     patch!("0001-exact-time.patch"),
     patch!("0002-rip-after-exceptions.patch"),
     patch!("0003-costs.patch"),
