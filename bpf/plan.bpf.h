@@ -335,13 +335,8 @@ __noinline int follow_plan(u32 domain_id, u64 now)
 		u32 cpu = d->cpu[i & (DOMAIN_CPUS - 1)];
 		struct cpu_state *c = lookup_cpu(cpu);
 
-		if (!c || !has_to_change(c))
-			continue;
-		/* Who just woke finishes first. */
-		if (c->lent_pid && vtime_before(now, c->lent_until_ns))
-			set_alarm(cpu, c->lent_until_ns - now);
-		else
-			scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+		if (c && has_to_change(c))
+			call(c, cpu, now);
 	}
 	return 0;
 }

@@ -120,17 +120,24 @@ static bool wake_idle_cpu(struct task_struct *p)
  * A task of @e waits, at the CPU @here of @d. If @e has a CPU in this turn that runs
  * somebody else meanwhile, that CPU is told. If it did not wake, @here looks by itself.
  */
-static bool call_cpu(struct entity *e, struct domain *d, u64 here, bool woke)
+static bool call_cpu(struct entity *e, struct domain *d, u64 here, bool woke,
+		     u64 now)
 {
 	u64 lacks = planned_cpus(e, d) & ~e->running & ~e->called, bit;
+	struct cpu_state *c;
+	s32 cpu;
 
 	if (!woke)
 		lacks &= ~here;
 	if (!lacks || !d->crowded)
 		return false;
 	bit = plan_next(lacks, here, lacks);
+	cpu = cpu_with(d, bit);
+	c = lookup_cpu(cpu);
+	if (!c)
+		return false;
 	__sync_fetch_and_or(&e->called, bit);
-	scx_bpf_kick_cpu(cpu_with(d, bit), SCX_KICK_PREEMPT);
+	call(c, cpu, now);
 	return true;
 }
 
@@ -178,7 +185,7 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 	} else if (wake_idle_cpu(p) ||
 		   call_cpu(e, d, to.domain == domain_of(cpu) ? bit_of(cpu) : 0,
-			    woke)) {
+			    woke, now)) {
 		return;
 	}
 	if (to.domain != domain_of(cpu))
