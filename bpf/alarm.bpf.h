@@ -21,7 +21,7 @@ static bool set_alarm(s32 cpu, u64 after_ns)
 
 /* @c, of @cpu, is to look again what it runs: at once, or when who just woke there has had its
  * moment. */
-static void call(struct cpu_state *c, s32 cpu, u64 now)
+static void resched(struct cpu_state *c, s32 cpu, u64 now)
 {
 	if (c->lent_pid && vtime_before(now, c->lent_until_ns))
 		set_alarm(cpu, c->lent_until_ns - now);

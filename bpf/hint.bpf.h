@@ -58,6 +58,13 @@ static void give_hint(struct cpu_state *c, s32 pid, u32 queue, u32 reason,
 	c->hint.pid = pid;
 }
 
+/* The CPU of @c is lent to thread @pid, for a moment from @now on. */
+static void lend(struct cpu_state *c, s32 pid, u64 now)
+{
+	c->lent_pid = pid;
+	c->lent_until_ns = now + wake_loan_ns(slice_ns);
+}
+
 /* Serve the hint of @c, of @cpu, unless it is stale; its turn's entity, if one of its tasks
  * waits (@slot_waits), comes before a sibling in a turn of another. */
 static bool follow_hint(struct cpu_state *c, s32 cpu, bool slot_waits, u64 now)
@@ -75,10 +82,8 @@ static bool follow_hint(struct cpu_state *c, s32 cpu, bool slot_waits, u64 now)
 	if (inside && slot_waits && c->hint.queue != c->slot)
 		return false; /* it comes when its VM has the CPU again */
 	served = run_waiting(c->hint.queue, pid, cpu);
-	if (served && !inside) {
-		c->lent_pid = pid;
-		c->lent_until_ns = now + wake_loan_ns(slice_ns);
-	}
+	if (served && !inside)
+		lend(c, pid, now);
 	if (served && reason == HINT_LOAN)
 		set_alarm(cpu, wake_loan_ns(slice_ns));
 	end_hint(c, served);
@@ -142,13 +147,9 @@ static bool may_borrow(const struct task_ctx *tc, struct group *g, u64 vtime,
 static void lend_on_waking(const struct task_ctx *tc, s32 pid, struct group *g,
 			   struct cpu_state *c, u64 present)
 {
-	u64 now = tc->run_at_ns;
-
-	if (!may_be_lent(c, now) ||
-	    !may_borrow(tc, g, g->vtime, g->vtime, present))
-		return;
-	c->lent_pid = pid;
-	c->lent_until_ns = now + wake_loan_ns(slice_ns);
+	if (may_be_lent(c, tc->run_at_ns) &&
+	    may_borrow(tc, g, g->vtime, g->vtime, present))
+		lend(c, pid, tc->run_at_ns);
 }
 
 /* Thread @pid, with @tc, which waits in @queue, was stopped on @cpu: if it had that on loan, it comes

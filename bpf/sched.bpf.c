@@ -123,7 +123,7 @@ static bool wake_idle_cpu(struct task_struct *p)
 static bool call_cpu(struct entity *e, struct domain *d, u64 here, bool woke,
 		     u64 now)
 {
-	u64 lacks = planned_cpus(e, d) & ~e->running & ~e->called, bit;
+	u64 lacks = lacking_cpus(e, d) & ~e->called, bit;
 	struct cpu_state *c;
 	s32 cpu;
 
@@ -137,7 +137,7 @@ static bool call_cpu(struct entity *e, struct domain *d, u64 here, bool woke,
 	if (!c)
 		return false;
 	__sync_fetch_and_or(&e->called, bit);
-	call(c, cpu, now);
+	resched(c, cpu, now);
 	return true;
 }
 
@@ -492,6 +492,19 @@ static void account_wait(struct task_struct *p, struct task_ctx *tc,
 	tc->throttled_ns = 0;
 }
 
+/* @tc, of @g, runs on @c as one that is bound to it. */
+static void enter_bound(struct task_ctx *tc, struct group *g,
+			struct cpu_state *c, u64 now)
+{
+	c->entity = 0;
+	if (tc->bound_vtime && vtime_before(c->bound_present, tc->bound_vtime))
+		c->bound_present = tc->bound_vtime;
+	c->bound_vtime = c->bound_present;
+	tc->bound_vtime = 0; /* it is of this CPU, and this time */
+	c->bound_served_ns = now;
+	c->bound_share = fair_bound_share(group_share(g, now), g->nr_runnable);
+}
+
 /* The task @p, of @g, runs on @c: for its entity, or as one that is bound. */
 static void enter_cpu(struct task_struct *p, struct task_ctx *tc,
 		      struct group *g, struct cpu_state *c, s32 cpu, u64 now)
@@ -512,15 +525,7 @@ static void enter_cpu(struct task_struct *p, struct task_ctx *tc,
 	if (c->bound) {
 		if (e)
 			__sync_fetch_and_and(&e->running, ~bit_of(cpu));
-		c->entity = 0;
-		if (tc->bound_vtime &&
-		    vtime_before(c->bound_present, tc->bound_vtime))
-			c->bound_present = tc->bound_vtime;
-		c->bound_vtime = c->bound_present;
-		tc->bound_vtime = 0; /* it is of this CPU, and this time */
-		c->bound_served_ns = now;
-		c->bound_share =
-			fair_bound_share(group_share(g, now), g->nr_runnable);
+		enter_bound(tc, g, c, now);
 		return;
 	}
 	c->entity = id;
@@ -579,8 +584,9 @@ static void leave_cpu(struct task_struct *p, struct task_ctx *tc,
 	c->prev_group = tc->group;
 	c->prev_run_ns = now - tc->run_at_ns;
 	/* The next one may have a loan already: its dispatch came before this. */
+	tc->interrupted =
+		c->lent_pid == p->pid && vtime_before(now, c->lent_until_ns);
 	if (c->lent_pid == p->pid) {
-		tc->interrupted = vtime_before(now, c->lent_until_ns);
 		c->lent_pid = 0;
 		c->lent_until_ns =
 			now + wake_pause_ns(c->prev_run_ns, slice_ns);
@@ -605,7 +611,6 @@ void BPF_STRUCT_OPS(cohort_stopping, struct task_struct *p, bool runnable)
 	g = lookup_group(tc->group);
 	if (g)
 		__sync_fetch_and_sub(&g->running, fair_runs(tc->charged_at_ns));
-	tc->interrupted = 0;
 	leave_cpu(p, tc, c, cpu, now);
 	tc->run_at_ns = 0;
 	tc->woke = 0;

@@ -16,8 +16,8 @@ enum {
 				       brings a program more memory */
 };
 
-/* Dispatch queues: an entity's has its number, below MOST_ENTITIES; of a CPU, of a domain: */
-#define BOUND_QUEUE  0x10000U /* tasks that may run on this CPU only */
+/* Dispatch queues: an entity's has its number; of a CPU, of a domain: */
+#define BOUND_QUEUE  ((u32)MOST_ENTITIES) /* tasks bound to this CPU */
 #define PARKED_QUEUE 0x20000U /* tasks whose cap is used up */
 #define QUEUE_KINDS  0xf0000U
 
