@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Hints: which task a CPU is to run next, why, and until when that is worth anything. Of
- * several the last one counts. Who wakes and has had less than what runs gets one here. Not
- * here: directed yields (yield.bpf.h).
+ * Hints: which task a CPU is to run next, why, and until when that is worth anything. Who wakes
+ * and has had less than what runs gets one here. Not here: directed yields
+ * (yield.bpf.h).
  */
 #ifndef COHORT_HINT_BPF_H
 #define COHORT_HINT_BPF_H
@@ -17,20 +17,24 @@ static void count_miss(struct group *g, u32 reason)
 		count(&g->info.stats.yields_missed[reason]);
 }
 
-/* The hint of @c has come to an end, a yield's is counted. */
-__noinline int end_hint(struct cpu_state *c, bool served)
+/* The hint of @c at @place has come to an end, a yield's is counted. */
+__noinline int end_hint(struct cpu_state *c, u32 place, bool served)
 {
 	struct task_ctx *tc;
+	struct hint *hint;
 	struct group *g;
 	s32 pid;
 
-	if (!c || !c->hint.pid)
+	if (!c || place >= NR_HINTS)
 		return 0;
-	pid = c->hint.pid;
-	c->hint.pid = 0;
+	hint = &c->hints[place];
+	pid = hint->pid;
+	if (!pid)
+		return 0;
+	hint->pid = 0;
 	if (served)
-		count_effect(c->hint.mechanism);
-	if (c->hint.reason != HINT_YIELD)
+		count_effect(hint->mechanism);
+	if (hint->reason != HINT_YIELD)
 		return 0;
 	tc = lookup_thread_may_fail(pid);
 	g = tc ? lookup_group(tc->group) : NULL;
@@ -39,58 +43,81 @@ __noinline int end_hint(struct cpu_state *c, bool served)
 	if (served)
 		count(&g->info.stats.yields_served);
 	else
-		count_miss(g, tc->queue == c->hint.queue
-				      ? YIELD_MISS_LOST
-				      : YIELD_MISS_ELSEWHERE);
+		count_miss(g, tc->queue == hint->queue ? YIELD_MISS_LOST
+						       : YIELD_MISS_ELSEWHERE);
 	return 0;
 }
 
-static void give_hint(struct cpu_state *c, s32 pid, u32 queue, u32 reason,
-		      u32 mechanism, u64 until_ns)
+static bool is_for_sibling(u32 reason)
 {
-	end_hint(c, false);
-	c->hint.queue = queue;
-	c->hint.reason = reason;
-	c->hint.mechanism = mechanism;
-	c->hint.until_ns = until_ns;
-	/* Last: a dispatch may come between. */
-	barrier();
-	c->hint.pid = pid;
+	return reason == HINT_YIELD || reason == HINT_IPI;
 }
 
-/* The CPU of @c is lent to thread @pid, for a moment from @now on. */
-static void lend(struct cpu_state *c, s32 pid, u64 now)
+static void give_hint(struct cpu_state *c, const struct hint *given)
+{
+	u32 place = is_for_sibling(given->reason) ? HINTS_SIBLING : HINTS_WOKE;
+	struct hint *hint = &c->hints[place];
+
+	if (place == HINTS_WOKE && hint->pid)
+		c->hints[HINTS_WOKE_BEFORE] = *hint;
+	end_hint(c, place, false);
+	hint->queue = given->queue;
+	hint->reason = given->reason;
+	hint->mechanism = given->mechanism;
+	hint->until_ns = given->until_ns;
+	/* Last: a dispatch may come between. */
+	barrier();
+	hint->pid = given->pid;
+}
+
+/* The CPU of @c is for thread @pid for a moment from @now on, by @reason. */
+static void lend(struct cpu_state *c, s32 pid, u32 reason, u64 now)
 {
 	c->lent_pid = pid;
+	c->lent_reason = reason;
 	c->lent_until_ns = now + wake_loan_ns(slice_ns);
 }
 
-/* Serve the hint of @c, of @cpu, unless it is stale; its turn's entity, if one of its tasks
- * waits (@slot_waits), comes before a sibling in a turn of another. */
-static bool follow_hint(struct cpu_state *c, s32 cpu, bool slot_waits, u64 now)
+/* Serve the hint of @c, of @cpu, at @place, unless it is stale; its turn's entity, if one of its
+ * tasks waits (@slot_waits), comes before a sibling in a turn of another. */
+static bool follow_hint(struct cpu_state *c, u32 place, s32 cpu,
+			bool slot_waits, u64 now)
 {
-	s32 pid = c->hint.pid;
-	u32 reason = c->hint.reason;
-	bool inside = reason == HINT_YIELD || reason == HINT_IPI, served;
+	const struct hint *hint = &c->hints[place];
+	u32 reason = hint->reason;
+	s32 pid = hint->pid;
+	bool served;
 
 	if (!pid)
 		return false;
-	if (!vtime_before(now, c->hint.until_ns)) {
-		end_hint(c, false);
+	if (!vtime_before(now, hint->until_ns)) {
+		end_hint(c, place, false);
 		return false;
 	}
-	if (inside && slot_waits && c->hint.queue != c->slot)
+	if (place == HINTS_SIBLING && slot_waits && hint->queue != c->slot)
 		return false; /* it comes when its VM has the CPU again */
-	served = run_waiting(c->hint.queue, pid, cpu);
-	if (served && !inside)
-		lend(c, pid, now);
+	served = run_waiting(hint->queue, pid, cpu);
+	if (served && place != HINTS_SIBLING)
+		lend(c, pid, reason, now);
 	if (served && reason == HINT_LOAN)
 		set_alarm(cpu, wake_loan_ns(slice_ns));
-	end_hint(c, served);
+	end_hint(c, place, served);
 	return served;
 }
 
+static bool follow_hints(struct cpu_state *c, s32 cpu, bool slot_waits, u64 now)
+{
+	return follow_hint(c, HINTS_WOKE, cpu, slot_waits, now) ||
+	       follow_hint(c, HINTS_WOKE_BEFORE, cpu, slot_waits, now) ||
+	       follow_hint(c, HINTS_SIBLING, cpu, slot_waits, now);
+}
+
 /* ---- who wakes ---- */
+
+static bool is_per_cpu_kthread(const struct task_struct *p)
+{
+	return (p->flags & PF_KTHREAD) && p->nr_cpus_allowed == 1;
+}
 
 /* Has the woken @tc had less than the sibling, or the task of its cgroup, that runs on @c? In
  * a VM only its own threads come before vCPUs. */
@@ -117,11 +144,21 @@ static bool comes_before(const struct task_ctx *tc, struct group *g, u64 vtime,
 	return fair_preempts(vtime, group_vtime(running, now), margin);
 }
 
-/* May @c be lent to somebody for a moment? */
+/* May somebody borrow @c? */
 static bool may_be_lent(const struct cpu_state *c, u64 now)
 {
-	return is_on(MECH_WAKE) && !c->lent_pid &&
-	       !vtime_before(now, c->lent_until_ns);
+	return is_on(MECH_WAKE) && !vtime_before(now, c->next_loan_ns);
+}
+
+/* The group from which @c would be borrowed: that runs there, or goes on there after a moment. */
+static u32 lender(const struct cpu_state *c)
+{
+	struct entity *e;
+
+	if (!c->lent_pid || !c->slot || c->slot == SLOT_BOUND)
+		return c->group;
+	e = lookup_entity(c->slot);
+	return e ? e->group : c->group;
 }
 
 /*
@@ -140,31 +177,39 @@ static bool may_borrow(const struct task_ctx *tc, struct group *g, u64 vtime,
 }
 
 /*
- * @tc, thread @pid of @g, woke and begins to run on @c. If it could have borrowed a CPU, it
- * keeps this one for as long, though its turn may end meanwhile: it would wait for
- * all others' turns in the middle of little work.
+ * @p, with @tc, of @g, woke and begins to run on @c, without a hint. A CPU's kernel thread has it
+ * for a moment. So has who could have borrowed a CPU, though its turn may end meanwhile: it
+ * would wait for all others' turns in the middle of little work.
  */
-static void lend_on_waking(const struct task_ctx *tc, s32 pid, struct group *g,
+static void lend_on_waking(const struct task_struct *p,
+			   const struct task_ctx *tc, struct group *g,
 			   struct cpu_state *c, u64 present)
 {
-	if (may_be_lent(c, tc->run_at_ns) &&
-	    may_borrow(tc, g, g->vtime, g->vtime, present))
-		lend(c, pid, tc->run_at_ns);
+	if (is_per_cpu_kthread(p))
+		lend(c, p->pid, HINT_WAKE, tc->run_at_ns);
+	else if (may_be_lent(c, tc->run_at_ns) &&
+		 may_borrow(tc, g, g->vtime, g->vtime, present))
+		lend(c, p->pid, HINT_LOAN, tc->run_at_ns);
 }
 
-/* Thread @pid, with @tc, which waits in @queue, was stopped on @cpu: if it had that on loan, it comes
- * next, as whoever stopped it, a kernel thread or one more that woke, has little to do. */
+/* Thread @pid, with @tc, which waits in @queue, was stopped on @cpu: if it had that for a moment,
+ * it comes next, as whoever stopped it, a kernel thread or one more that woke, has little to do. */
 static void resume_loan(struct task_ctx *tc, s32 pid, u32 queue, s32 cpu,
 			u64 now)
 {
+	const struct hint hint = {
+		.pid = pid,
+		.queue = queue,
+		.reason = HINT_LOAN,
+		.mechanism = MECH_WAKE,
+		.until_ns = now + wake_loan_ns(slice_ns),
+	};
 	struct cpu_state *c = lookup_cpu(cpu);
 
-	if (!c || !tc->interrupted || tc->resumes >= LOAN_RESUMES ||
-	    c->hint.pid)
+	if (!c || !tc->interrupted || tc->resumes >= LOAN_RESUMES)
 		return;
 	tc->resumes++;
-	give_hint(c, pid, queue, HINT_LOAN, MECH_WAKE,
-		  now + wake_loan_ns(slice_ns));
+	give_hint(c, &hint);
 }
 
 /* Why the woken @tc, of @g, which stands at @vtime among groups, is to have @c, which runs a
@@ -182,7 +227,8 @@ static u32 reason_to_preempt(const struct task_ctx *tc, struct group *g,
 		return HINT_NONE;
 	if (comes_before(tc, g, vtime, running, now))
 		return HINT_WAKE;
-	return may_be_lent(c, now) &&
+	running = lookup_group(lender(c));
+	return running && may_be_lent(c, now) &&
 			       may_borrow(tc, g, vtime, running->vtime, present)
 		       ? HINT_LOAN
 		       : HINT_NONE;
@@ -194,16 +240,24 @@ static __always_inline void preempt_for(const struct task_ctx *tc, s32 pid,
 					u32 queue, struct group *g, s32 cpu,
 					u64 vtime, u64 present, u64 now)
 {
+	struct hint hint = {
+		.pid = pid,
+		.queue = queue,
+		.mechanism = MECH_WAKE,
+		.until_ns = now + slice_ns,
+	};
 	struct cpu_state *c = lookup_cpu(cpu);
-	u32 reason;
 
 	if (!c)
 		return;
-	reason = reason_to_preempt(tc, g, vtime, c, present, now);
-	if (!reason)
+	hint.reason = reason_to_preempt(tc, g, vtime, c, present, now);
+	if (!hint.reason)
 		return;
-	give_hint(c, pid, queue, reason, MECH_WAKE, now + slice_ns);
-	scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+	give_hint(c, &hint);
+	if (hint.reason == HINT_LOAN)
+		resched(c, cpu, now);
+	else
+		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
 }
 
 #endif /* COHORT_HINT_BPF_H */

@@ -31,6 +31,14 @@ static void ipi_waits_for_cpu(struct task_ctx *tc, struct group *g, u64 now)
 static void run_receiver(u32 queue, s32 pid, u64 now)
 {
 	u32 here = bpf_get_smp_processor_id();
+	const struct hint receiver = {
+		.pid = pid,
+		.queue = queue,
+		.reason = HINT_IPI,
+		.mechanism = MECH_IPI,
+		.until_ns = now + slice_ns,
+	};
+	const struct hint *last;
 	struct cpu_state *c;
 	struct entity *e;
 	struct domain *d;
@@ -51,11 +59,14 @@ static void run_receiver(u32 queue, s32 pid, u64 now)
 		return;
 	cpu = cpu_with(d, lowest_cpu(others));
 	c = lookup_cpu(cpu);
-	/* Another receiver may be about to have it. */
-	if (!c || (c->hint.pid && c->hint.reason == HINT_IPI &&
-		   vtime_before(now, c->hint.until_ns)))
+	if (!c)
 		return;
-	give_hint(c, pid, queue, HINT_IPI, MECH_IPI, now + slice_ns);
+	last = &c->hints[HINTS_SIBLING];
+	/* Another receiver may be about to have it. */
+	if (last->pid && last->reason == HINT_IPI &&
+	    vtime_before(now, last->until_ns))
+		return;
+	give_hint(c, &receiver);
 	scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
 }
 

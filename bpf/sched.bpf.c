@@ -55,11 +55,6 @@ enum {
 
 /* ---- predicates ---- */
 
-static bool is_per_cpu_kthread(const struct task_struct *p)
-{
-	return (p->flags & PF_KTHREAD) && p->nr_cpus_allowed == 1;
-}
-
 static bool runnable_here(const struct task_struct *p)
 {
 	return p->scx.flags & SCX_TASK_QUEUED;
@@ -343,7 +338,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 	if (tc && is_throttled(tc->cgroup_group))
 		tc = NULL;
 	waits = slot_waits(c);
-	if (follow_hint(c, cpu, waits, now) || pulls(c, cpu, now) ||
+	if (follow_hints(c, cpu, waits, now) || pulls(c, cpu, now) ||
 	    (waits && serve_slot(c, cpu, d, prev, tc)))
 		return;
 	if (prev && tc)
@@ -373,6 +368,21 @@ void BPF_STRUCT_OPS(cohort_update_idle, s32 cpu, bool idle)
 	scx_bpf_kick_cpu(cpu, 0);
 }
 
+/* @p, with @tc, which runs on @c, calls sched_yield(): it comes behind whoever ran last in its
+ * group. Others of the group have the CPU then; if none waits, nothing is to be done. */
+static void yield_in_group(struct task_struct *p, struct task_ctx *tc,
+			   const struct cpu_state *c)
+{
+	struct entity *e = c->entity ? lookup_entity(c->entity) : NULL;
+	struct group *g = lookup_group(tc->group);
+
+	if (!g || (e ? e->nr_waiting : c->nr_bound) <= 0)
+		return;
+	if (vtime_before(tc->vtime, g->task_vtime_now))
+		tc->vtime = g->task_vtime_now;
+	scx_bpf_task_set_slice(p, 0);
+}
+
 /*
  * KVM offers @to in the place of the spinning @from; or, without @to, a task
  * called sched_yield(). Nothing can be moved here: the dispatch that follows on
@@ -388,16 +398,14 @@ bool BPF_STRUCT_OPS(cohort_yield, struct task_struct *from,
 	u32 mechanism = MECH_YIELD;
 	struct group *g;
 
+	if (!giver || !c)
+		return false;
 	if (!to) {
-		g = giver ? lookup_group(giver->group) : NULL;
-		/* Behind whoever ran last in its cgroup. */
-		if (g && vtime_before(giver->vtime, g->task_vtime_now))
-			giver->vtime = g->task_vtime_now;
-		scx_bpf_task_set_slice(from, 0);
+		yield_in_group(from, giver, c);
 		return false;
 	}
 	taker = lookup_task_may_fail(to);
-	if (!giver || !taker || !c || !is_on(MECH_YIELD))
+	if (!taker || !is_on(MECH_YIELD))
 		return false;
 	g = lookup_group(giver->group);
 	if (!g)
@@ -566,8 +574,9 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 	tc->last_cpu = cpu;
 	if (c->lent_pid != p->pid)
 		c->lent_pid = 0;
-	if (tc->woke)
-		lend_on_waking(tc, p->pid, g, c, d->present);
+	if (tc->woke && !c->lent_pid)
+		lend_on_waking(p, tc, g, c, d->present);
+	tc->lent_until_ns = c->lent_pid ? c->lent_until_ns : 0;
 	__sync_fetch_and_add(&g->running, fair_runs(now));
 	enter_cpu(p, tc, g, c, cpu, now);
 }
@@ -583,13 +592,13 @@ static void leave_cpu(struct task_struct *p, struct task_ctx *tc,
 	c->prev_pid = p->pid;
 	c->prev_group = tc->group;
 	c->prev_run_ns = now - tc->run_at_ns;
-	/* The next one may have a loan already: its dispatch came before this. */
-	tc->interrupted =
-		c->lent_pid == p->pid && vtime_before(now, c->lent_until_ns);
+	tc->interrupted = vtime_before(now, tc->lent_until_ns);
+	/* The next one may have the CPU for a moment already: its dispatch came before. */
 	if (c->lent_pid == p->pid) {
 		c->lent_pid = 0;
-		c->lent_until_ns =
-			now + wake_pause_ns(c->prev_run_ns, slice_ns);
+		if (c->lent_reason == HINT_LOAN)
+			c->next_loan_ns =
+				now + wake_pause_ns(c->prev_run_ns, slice_ns);
 	}
 	c->group = 0;
 	c->entity = 0;

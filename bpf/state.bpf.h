@@ -141,6 +141,14 @@ enum hint_reason {
 	HINT_LOAN, /* it woke, and has the CPU for a moment */
 };
 
+/* A CPU's hints, in the order in which it follows them. */
+enum hint_place {
+	HINTS_WOKE, /* who woke last */
+	HINTS_WOKE_BEFORE, /* and before that one */
+	HINTS_SIBLING, /* the last yield or IPI */
+	NR_HINTS,
+};
+
 /* Run this task next, for this reason, until then. */
 struct hint {
 	s32 pid; /* 0: none */
@@ -164,13 +172,15 @@ struct cpu_state {
 	s32 prev_pid; /* the task that ran last */
 	u32 prev_group; /* and its group */
 	u64 prev_run_ns; /* how long it ran */
-	s32 lent_pid; /* the running task if it has a loan, else 0 */
-	u64 lent_until_ns; /* when its ends; then, when the next may begin */
+	s32 lent_pid; /* who has it for a moment, 0: nobody */
+	u32 lent_reason; /* HINT_WAKE, or out of turn: HINT_LOAN */
+	u64 lent_until_ns; /* when that ends */
+	u64 next_loan_ns; /* nobody borrows it before */
 	s32 yields_pid; /* a vCPU that gives way in a moment, though KVM did not ask */
 	u32 leaves_hook; /* how often the running vCPU was let out of a hook */
 	u32 looked_again; /* idle, as a task waited that it may not run */
 	s32 nr_bound; /* tasks that wait for this CPU only; any CPU, atomic */
-	struct hint hint; /* any CPU */
+	struct hint hints[NR_HINTS]; /* any CPU */
 
 	u32 slot; /* who has it in this turn: an entity, SLOT_BOUND, 0: nobody;
 		     by its domain's plan */
@@ -228,8 +238,9 @@ struct task_ctx {
 	u32 is_vcpu; /* it was seen inside KVM_RUN */
 	u32 is_runnable; /* counted in its group's nr_runnable */
 	u32 woke; /* and has not run since */
-	u32 interrupted; /* it was stopped while it had a loan */
-	u32 resumes; /* how often its loan went on then, since it woke */
+	u32 interrupted; /* it was stopped while it had a CPU for a moment */
+	u32 resumes; /* how often that went on then, since it woke */
+	u64 lent_until_ns; /* when that ends */
 	u64 cpus; /* of domain cpus_domain, that it may run on */
 	u32 cpus_domain; /* + 1; 0: to be found */
 	s32 last_cpu; /* it ran on, -1: none */

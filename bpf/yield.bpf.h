@@ -162,11 +162,17 @@ static s32 answer_offer(struct task_struct *from, struct task_ctx *giver,
 static void hand_turn_on(struct cpu_state *c, struct group *g,
 			 const struct choice *choice, u32 mechanism)
 {
+	const struct hint hint = {
+		.pid = choice->pid,
+		.queue = choice->queue,
+		.reason = HINT_YIELD,
+		.mechanism =
+			choice->rank == TARGET_RECEIVER ? MECH_IPI : mechanism,
+		.until_ns = scx_bpf_now() + YIELD_SLICES * slice_ns,
+	};
+
 	count(&g->info.stats.yields_ready);
-	if (choice->rank == TARGET_RECEIVER)
-		mechanism = MECH_IPI;
-	give_hint(c, choice->pid, choice->queue, HINT_YIELD, mechanism,
-		  scx_bpf_now() + YIELD_SLICES * slice_ns);
+	give_hint(c, &hint);
 }
 
 /* Does a sibling of the spinning @tc wait for a CPU? */

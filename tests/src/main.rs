@@ -19,9 +19,11 @@ mod yields;
 
 use clap::{Parser, ValueEnum};
 use cohort::compare::scheduler;
+use cohort_lab::inside::random::Random;
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::process::exit;
-use std::time::Instant;
+use std::thread::sleep;
+use std::time::{Duration, Instant};
 
 /// Runs one suite of tests; further arguments as of `cargo test`.
 #[derive(Parser)]
@@ -109,10 +111,22 @@ fn main() {
     conclusion.exit();
 }
 
+/// Another seed than 0 lets the test begin elsewhere in the turns and timers of the host: `lab boot --seed`.
+const LONGEST_DELAY: Duration = Duration::from_millis(50);
+
+fn delay_by_seed() -> anyhow::Result<()> {
+    let seed = host::lab()?.seed;
+    if seed != 0 {
+        sleep(Random::new(seed).below(LONGEST_DELAY));
+    }
+    Ok(())
+}
+
 /// Runs a test. A scheduler that ended by itself fails it, and is a part of the failure if something else did.
 fn run(test: fn() -> anyhow::Result<()>) -> Result<(), Failed> {
     let begin = Instant::now();
-    let mut failures: Vec<String> = test()
+    let mut failures: Vec<String> = delay_by_seed()
+        .and_then(|()| test())
         .err()
         .map(|error| format!("{error:#}"))
         .into_iter()

@@ -64,7 +64,6 @@ fn under_stock() -> Result<()> {
 fn booted() -> Result<()> {
     ensure_exact()?;
     let lab = lab()?;
-    sleep(Random::new(lab.seed).below(LONGEST_DELAY));
     let spec = GuestSpec::new("booted", 2, Workload::new("spin"));
     let guests = start_all(&lab, vec![spec], PATIENCE)?;
     sleep(WINDOW);
