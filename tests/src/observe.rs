@@ -53,7 +53,7 @@ pub const TESTS: &[Test] = &[
     ("vms_that_go_or_come_meanwhile_are_seen", vms_change),
 ];
 
-const WINDOW_S: u32 = 4;
+const WINDOW_S: u32 = 2;
 /// The part by which a truth may be missed; most of it is that two clocks are not read in the same moment.
 const TOLERANCE: f64 = 0.02;
 const TRACING: &str = "/sys/kernel/tracing/events";
@@ -248,7 +248,7 @@ fn tracepoints() -> Result<()> {
         Ok(())
     };
     let watch = Watch::begin(2, WINDOW_S + 1)?;
-    sleep(Duration::from_secs(2));
+    sleep(Duration::from_secs(1));
     signal(Signal::SIGSTOP)?;
     watch.window()?;
     // Runnable when it left: 0, or 256 if it was preempted.
@@ -258,7 +258,7 @@ fn tracepoints() -> Result<()> {
     let spins = Trigger::set("kvm/kvm_exit", &spins)?;
     let programs = Programs::of(watch.pid())?;
     signal(Signal::SIGCONT)?;
-    sleep(Duration::from_secs(2));
+    sleep(Duration::from_secs(1));
     signal(Signal::SIGSTOP)?;
     let (switches, spins) = (switches.counts()?, spins.counts()?);
     let (costs, _) = programs.until(&Programs::of(watch.pid())?);
@@ -381,7 +381,7 @@ fn ipi_to_run() -> Result<()> {
     let beside = Guest::start_on(&busy("beside", 1), &cpus[1..])?;
     beside.cgroup().set_weight(400)?;
     let watch = Watch::begin(1, 2 * WINDOW_S)?;
-    let (ticks, count, ticks_per_ms) = send(6)?;
+    let (ticks, count, ticks_per_ms) = send(3)?;
     let view = watch.window()?;
     let all = vcpus_of(&view, &guest)?;
     let waited: u64 = all.ipi_to_run.iter().sum();
@@ -448,7 +448,7 @@ fn accounted_for() -> Result<()> {
         Guest::busy("busy", 2)?,
     ];
     let watch = Watch::begin(1, WINDOW_S)?;
-    let (costs, seconds) = costs_within(watch.pid(), Duration::from_secs(3))?;
+    let (costs, seconds) = costs_within(watch.pid(), Duration::from_secs(1))?;
     watch.window()?;
     print(&costs, seconds);
     let spent_ns: u64 = costs.iter().map(|cost| cost.took_ns).sum();
