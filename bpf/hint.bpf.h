@@ -80,14 +80,19 @@ static void lend(struct cpu_state *c, s32 pid, u32 reason, u64 now)
 
 /* Serve the hint of @c, of @cpu, at @place, unless it is stale; its turn's entity, if one of its
  * tasks waits (@slot_waits), comes before a sibling in a turn of another. */
-static bool follow_hint(struct cpu_state *c, u32 place, s32 cpu,
-			bool slot_waits, u64 now)
+__noinline bool follow_hint(struct cpu_state *c, u32 place, s32 cpu,
+			    bool slot_waits, u64 now)
 {
-	const struct hint *hint = &c->hints[place];
-	u32 reason = hint->reason;
-	s32 pid = hint->pid;
+	const struct hint *hint;
 	bool served;
+	u32 reason;
+	s32 pid;
 
+	if (!c || place >= NR_HINTS)
+		return false;
+	hint = &c->hints[place];
+	reason = hint->reason;
+	pid = hint->pid;
 	if (!pid)
 		return false;
 	if (!vtime_before(now, hint->until_ns)) {
@@ -107,9 +112,14 @@ static bool follow_hint(struct cpu_state *c, u32 place, s32 cpu,
 
 static bool follow_hints(struct cpu_state *c, s32 cpu, bool slot_waits, u64 now)
 {
-	return follow_hint(c, HINTS_WOKE, cpu, slot_waits, now) ||
-	       follow_hint(c, HINTS_WOKE_BEFORE, cpu, slot_waits, now) ||
-	       follow_hint(c, HINTS_SIBLING, cpu, slot_waits, now);
+	u32 place;
+
+	for (place = 0; place < NR_HINTS; place++) {
+		if (c->hints[place].pid &&
+		    follow_hint(c, place, cpu, slot_waits, now))
+			return true;
+	}
+	return false;
 }
 
 /* ---- who wakes ---- */

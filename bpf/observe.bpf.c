@@ -29,8 +29,8 @@ struct task_struct___cap {
 	bool throttled;
 } __attribute__((preserve_access_index));
 
-/* Of kernels with sched_ext: which tasks a loaded scheduler has. */
-extern const void ext_sched_class __ksym __weak;
+/* Set by Rust: the class of tasks that a sched_ext scheduler has, 0: the kernel has none. */
+const volatile u64 ext_sched_class_addr;
 
 /* What is kept with a vCPU's thread, and goes when that does. Written in the
  * thread itself or under its rq's lock, but for ipi_waits_ns. */
@@ -278,7 +278,7 @@ static bool is_throttled(struct task_struct *p)
 {
 	struct task_struct___cap *cap = (void *)p;
 
-	return (void *)p->sched_class != (void *)&ext_sched_class &&
+	return (u64)p->sched_class != ext_sched_class_addr &&
 	       bpf_core_field_exists(cap->throttled) && cap->throttled;
 }
 

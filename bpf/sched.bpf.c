@@ -155,15 +155,15 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 	bool woke = enq_flags & SCX_ENQ_WAKEUP;
 	struct group *g = lookup_group(tc->group);
 	struct entity *e;
+	struct place to = {};
 	struct domain *d;
-	struct place to;
 	u64 vtime;
 
 	if (!g)
 		return;
 	/* Before sleep is settled: who wakes preempts by what it had. */
 	vtime = g->vtime;
-	if (!choose_place(p, tc, g, cpu, &to)) {
+	if (!choose_place(p, tc, cpu, &to)) {
 		scx_bpf_dsq_insert(p, SCX_DSQ_GLOBAL, slice_ns, enq_flags);
 		return;
 	}

@@ -33,6 +33,12 @@ const volatile u8 node_distance[MAX_NODES * MAX_NODES]; /* as the kernel's */
 
 struct host_stats host_stats;
 
+/*
+ * 0, but the verifier does not know. Where the counter of a loop over tasks begins with this, each
+ * round is like the one before to it; it would look at all of them one by one else.
+ */
+u32 unknown_zero;
+
 /* How long a VM is to wait for its turn, at most. */
 const volatile u64 ready_wait_ns = 24000000;
 

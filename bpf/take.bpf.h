@@ -27,7 +27,7 @@ __noinline bool run_waiting(u32 queue, s32 pid, s32 cpu)
 {
 	struct task_struct *p;
 	bool moved = false;
-	u32 seen = 0;
+	u32 seen = unknown_zero;
 
 	/* Nothing is searched for one that has left. */
 	if (has_left(pid, queue))
@@ -55,7 +55,7 @@ __noinline bool take_from(u32 queue, s32 cpu, u64 near_ns)
 	bool found = false, moved = false;
 	struct task_struct *p;
 	u64 first_vtime = 0;
-	u32 seen = 0;
+	u32 seen = unknown_zero;
 
 	bpf_for_each(scx_dsq, p, queue, 0) {
 		struct task_ctx *tc = lookup_task_may_fail(p);

@@ -94,10 +94,14 @@ static bool wait_bound(struct task_ctx *tc, s32 cpu, struct place *to)
 	return true;
 }
 
-/* Where @p, of @g, which is on @cpu, waits from now on: it counts there. False: nowhere. */
-static bool choose_place(struct task_struct *p, struct task_ctx *tc,
-			 struct group *g, s32 cpu, struct place *to)
+/* Where @p, which is on @cpu, waits from now on: it counts there. False: nowhere. */
+__noinline bool choose_place(struct task_struct *p __arg_trusted,
+			     struct task_ctx *tc, s32 cpu, struct place *to)
 {
+	struct group *g = tc ? lookup_group(tc->group) : NULL;
+
+	if (!tc || !g || !to)
+		return false;
 	to->domain = waiting_domain(p, g, domain_of(cpu));
 	if (wait_together(p, tc, g, to))
 		return true;
@@ -140,12 +144,12 @@ static void unpark_task(struct bpf_iter_scx_dsq *it, struct task_struct *p,
 			struct task_ctx *tc, u64 now)
 {
 	struct group *g = lookup_group(tc->group);
-	struct place to;
+	struct place to = {};
 
 	if (!g)
 		return;
 	stop_waiting(tc);
-	if (!choose_place(p, tc, g, scx_bpf_task_cpu(p), &to))
+	if (!choose_place(p, tc, scx_bpf_task_cpu(p), &to))
 		return;
 	scx_bpf_dsq_move_set_slice(it, slice_ns);
 	scx_bpf_dsq_move_set_vtime(it, to.key);
@@ -160,7 +164,7 @@ static void unpark_task(struct bpf_iter_scx_dsq *it, struct task_struct *p,
 __noinline int unpark(u32 domain_id)
 {
 	struct domain *d = lookup_domain(domain_id);
-	u32 seen, refills = nr_refills, tries = 0;
+	u32 seen, refills = nr_refills, tries = unknown_zero;
 	u64 now = scx_bpf_now();
 	struct task_struct *p;
 

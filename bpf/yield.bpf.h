@@ -90,7 +90,7 @@ __noinline int rank_siblings(u32 queue, s32 cpu, s32 offered_pid,
 			     bool from_kernel, struct choice *choice)
 {
 	struct task_struct *p;
-	u32 seen = 0;
+	u32 seen = unknown_zero;
 
 	if (!choice || !queue)
 		return 0;

@@ -182,6 +182,7 @@ fn load<'object>(
         for (constant, &domain) in constants.cpu_domain.iter_mut().zip(&domains.of_cpu) {
             *constant = domain;
         }
+        constants.ext_sched_class_addr = kvm.ext_sched_class;
     }
     load_hooks!(open, seen);
     open.progs.yield_ends.set_autoload(seen.spins);

@@ -16,6 +16,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 const SYMBOL: &str = "kvm_preempt_ops";
+const EXT_SCHED_CLASS: &str = "ext_sched_class";
 
 /// Functions and tracepoints of KVM that tell what its vCPUs do.
 pub const HOOKABLE: [&str; 4] = [
@@ -30,6 +31,8 @@ pub const HOOKABLE: [&str; 4] = [
 pub struct Kvm {
     /// Address of `kvm_preempt_ops`.
     pub preempt_ops: u64,
+    /// Address of the scheduling class of tasks that a sched_ext scheduler has, in the kernel beside it; 0 without sched_ext.
+    pub ext_sched_class: u64,
     /// Those of [`HOOKABLE`] that it has.
     pub has: HashSet<&'static str>,
 }
@@ -119,12 +122,17 @@ fn find(kallsyms: &Path) -> Result<Kvm> {
     {
         let mut words = line.split(u8::is_ascii_whitespace);
         let (address, name) = (words.next(), words.nth(1).unwrap_or_default());
-        if name == SYMBOL.as_bytes() {
-            is_named = true;
-            kvm.preempt_ops = address
+        let address = || {
+            address
                 .and_then(|hex| std::str::from_utf8(hex).ok())
                 .and_then(|hex| u64::from_str_radix(hex, 16).ok())
-                .unwrap_or_default();
+                .unwrap_or_default()
+        };
+        if name == SYMBOL.as_bytes() {
+            is_named = true;
+            kvm.preempt_ops = address();
+        } else if name == EXT_SCHED_CLASS.as_bytes() {
+            kvm.ext_sched_class = address();
         } else {
             kvm.has
                 .extend(HOOKABLE.iter().filter(|hook| hook.as_bytes() == name));
@@ -154,6 +162,7 @@ mod tests {
     use crate::host::paths::fixture::Fixture;
 
     const WITH_KVM: &str = "ffffffff81000000 T _stext\n\
+                            ffffffff829c12c0 D ext_sched_class\n\
                             ffffffffc0a00000 t kvm_preempt_ops_not\t[kvm]\n\
                             ffffffffc0a01230 b kvm_preempt_ops\t[kvm]\n\
                             ffffffffc0a02000 t kvm_vcpu_on_spin\t[kvm]\n\
@@ -172,6 +181,7 @@ mod tests {
         let mut watch = watch(&fixture);
         let kvm = watch.moved().expect("readable").flatten().expect("loaded");
         assert_eq!(kvm.preempt_ops, 0xffff_ffff_c0a0_1230);
+        assert_eq!(kvm.ext_sched_class, 0xffff_ffff_829c_12c0);
         assert_eq!(kvm.has, HashSet::from(["kvm_vcpu_on_spin"]));
         assert_eq!(watch.moved().expect("readable"), None);
     }

@@ -95,18 +95,13 @@ fn load_cohort(options: &[&str]) -> Result<Cohort> {
         let cohort = Scheduler::cohort(options).start(Path::new(LOGS))?;
         cohort.context("cohort is a program, so there is one to stop")
     };
-    let running = while_loading(load)?;
+    let running = match lab()?.machine {
+        // Guests that run meanwhile execute as much as the CPU that loads it.
+        Kind::Exact => while_all_frozen(load)?,
+        Kind::Fast | Kind::Hardware => load()?,
+    };
     let options = options.iter().map(ToString::to_string).collect();
     Ok(Cohort { running, options })
-}
-
-/// Runs `load`, which loads programs into the kernel. On the exact machine guests that run meanwhile execute as much as the
-/// CPU that does it, so they are frozen.
-fn while_loading<T>(load: impl FnOnce() -> Result<T>) -> Result<T> {
-    match lab()?.machine {
-        Kind::Exact => while_all_frozen(load),
-        Kind::Fast | Kind::Hardware => load(),
-    }
 }
 
 /// Ends it, or keeps it, and demands that nothing was wrong until then.
@@ -342,7 +337,8 @@ pub fn cohort_stats() -> Result<HostStats> {
 
 /// What the observer sees in a window of `seconds`.
 pub fn watch(seconds: u32) -> Result<HostView> {
-    Watch::begin(1, seconds)?.window()
+    let seconds = seconds.to_string();
+    cohort_json(&["watch", "--count", "1", "--interval-s", &seconds])
 }
 
 /// Makes these switches; the mechanisms after that, since load.
@@ -424,10 +420,6 @@ pub struct Watch {
 impl Watch {
     /// Returns when the first of `windows` of `seconds` has begun.
     pub fn begin(windows: u32, seconds: u32) -> Result<Self> {
-        while_loading(|| Self::begin_to_watch(windows, seconds))
-    }
-
-    fn begin_to_watch(windows: u32, seconds: u32) -> Result<Self> {
         let notifications = Notifications::new()?;
         let process = Command::new(COHORT)
             .args(["watch", "--json", "--count"])

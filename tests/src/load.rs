@@ -12,6 +12,7 @@ use cohort::compare::scheduler;
 use cohort::exit::Exit;
 use cohort::wait::wait_for;
 use cohort_lab::inside::cgroup::CpuMax;
+use cohort_lab::inside::hooks::Programs;
 use serde_json::Value;
 
 use crate::Test;
@@ -55,10 +56,20 @@ pub const TESTS: &[Test] = &[
     ),
 ];
 
+/// What the verifier may look at, so that Cohort loads soon.
+const MOST_VERIFIED: u32 = 60_000;
+
 fn loads_and_leaves() -> Result<()> {
     println!("    {}", lab()?.describe());
     let cohort = start_cohort()?;
     sleep(Duration::from_secs(1));
+    let verified = Programs::of(cohort.pid())?.verified();
+    let sum: u32 = verified.iter().map(|(_, instructions)| instructions).sum();
+    println!("    the verifier looked at {sum} instructions, most of them of:");
+    for (name, instructions) in verified.iter().take(8) {
+        println!("    {name:<16} {instructions:>8}");
+    }
+    ensure!(sum <= MOST_VERIFIED, "{sum} are more than {MOST_VERIFIED}");
     stop_cohort(cohort)?;
     ensure!(
         scheduler::loaded_ops().is_empty(),

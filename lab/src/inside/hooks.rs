@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! What BPF programs cost while guests work: how often each runs, and how long one run takes by the kernel's own count.
 //! Not for throughput (`cell`).
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::thread::sleep;
@@ -56,6 +57,17 @@ impl Programs {
             at: Instant::now(),
             by_id: held.map(|program| (program.id, program)).collect(),
         })
+    }
+
+    /// How many instructions the verifier looked at for each, the most first.
+    pub fn verified(&self) -> Vec<(String, u32)> {
+        let of = |program: &ProgramInfo| {
+            let name = program.name.to_string_lossy().into_owned();
+            (name, program.verified_insns)
+        };
+        let mut verified: Vec<(String, u32)> = self.by_id.values().map(of).collect();
+        verified.sort_by_key(|(_, instructions)| Reverse(*instructions));
+        verified
     }
 
     /// What they did until `end`, by name, and how many seconds that was.
