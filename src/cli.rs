@@ -40,14 +40,16 @@ enum Command {
     /// Show what a running `cohort run` counts, per VM
     ///
     /// The first table covers the time since Cohort took over, each further one
-    /// the time since the one before.
+    /// the time since the one before. For root, and for members of the group
+    /// `cohort`, if there was one when `cohort run` started.
     #[command(after_long_help = exit_code_help())]
     Stats(StatsOptions),
     /// Switch mechanisms of a running `cohort run` on and off, and show their effects
     ///
     /// Without arguments it lists all mechanisms: their state, how often each
     /// changed who runs, or for how long, since Cohort took over, and what it
-    /// does. A switch counts at once, for all VMs, until `cohort run` ends.
+    /// does. A switch counts at once, for all VMs, until `cohort run` ends. For
+    /// root only.
     #[command(after_long_help = exit_code_help())]
     Set(SetOptions),
     /// Show what the vCPUs of this host do, under whatever scheduler it has

@@ -1,19 +1,30 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! The socket at which other programs ask a running `cohort run` for statistics,
+//! The sockets at which other programs ask a running `cohort run` for statistics,
 //! and tell it to switch mechanisms, with the protocol of scx_stats, which
 //! describes its own fields. `cohort stats` and `cohort set` are two such
 //! programs, the scripts of scx_stats are others.
+//!
+//! Who may only look must not be able to switch, so there are two sockets, and
+//! the kernel decides at each who may connect. One socket would need a look at
+//! who is at its other end before each request, which scx_stats does not offer.
 
 use crate::exit::{Exit, Failure};
 use crate::host::paths::Host;
+use crate::host::private;
 use crate::mechanism::Switch;
 use crate::metrics::{HostStats, MechanismStats, Reading, VmStats};
 use anyhow::{Context, Result};
+use crossbeam_channel::Select;
+use nix::unistd::{Gid, Group};
 use scx_stats::prelude::*;
 use std::collections::BTreeMap;
 use std::fs;
-use std::path::PathBuf;
+use std::io;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
+
+/// The group whose members may read statistics, if this host has it.
+pub const GROUP: &str = "cohort";
 
 /// The target of a request for the mechanisms since load. Its other arguments
 /// are switches to make before: a name, and `on` or `off`.
@@ -30,59 +41,92 @@ type Answer = Result<Reading, String>;
 
 type Server = scx_stats::StatsServer<Request, Answer>;
 
-/// Where the socket is; programs made for scx_stats look there.
-pub fn socket_path(host: &Host) -> PathBuf {
+/// Where statistics are; programs made for scx_stats look there.
+pub fn stats_path(host: &Host) -> PathBuf {
     host.run.join("scx/root/stats")
 }
 
-/// Connects to the `cohort run` of this host.
-///
-/// # Errors
-/// With [`Exit::NotRunning`] when there is none.
-pub fn connect(host: &Host) -> Result<StatsClient, Failure> {
-    let path = socket_path(host);
-    StatsClient::new()
-        .set_path(&path)
-        .connect(Some(ANSWER_TIMEOUT_MS))
-        .map_err(|error| {
-            let sentence = format!(
-                "nobody answers at {}, so no `cohort run` is running here. Start it first, and \
-                 run this as root",
-                path.display()
-            );
-            Failure::new(Exit::NotRunning, error.context(sentence))
-        })
+/// Where mechanisms are switched.
+pub fn control_path(host: &Host) -> PathBuf {
+    host.state_folder().join("control")
 }
 
-/// Serves statistics until it is dropped.
+/// Connects to the `cohort run` of this host, to read statistics.
+///
+/// # Errors
+/// With [`Exit::NotRunning`] when there is none, and [`Exit::NoPrivileges`] when the caller may not.
+pub fn connect(host: &Host) -> Result<StatsClient, Failure> {
+    let who = format!(
+        "root and members of the group `{GROUP}`, which `cohort run` looks up when it starts,"
+    );
+    connect_at(&stats_path(host), &who)
+}
+
+/// Connects to the `cohort run` of this host, to switch mechanisms.
+///
+/// # Errors
+/// As [`connect`].
+pub fn connect_to_control(host: &Host) -> Result<StatsClient, Failure> {
+    connect_at(&control_path(host), "root")
+}
+
+fn connect_at(path: &Path, who: &str) -> Result<StatsClient, Failure> {
+    let client = StatsClient::new().set_path(path);
+    client.connect(Some(ANSWER_TIMEOUT_MS)).map_err(|error| {
+        let path = path.display();
+        let kind = error.downcast_ref().map(io::Error::kind);
+        let (exit, sentence) = match kind {
+            Some(io::ErrorKind::PermissionDenied) => (
+                Exit::NoPrivileges,
+                format!("only {who} may connect to {path}"),
+            ),
+            _ => (
+                Exit::NotRunning,
+                format!(
+                    "nobody answers at {path}, so no `cohort run` is running here. Start it first"
+                ),
+            ),
+        };
+        Failure::new(exit, error.context(sentence))
+    })
+}
+
+/// Serves statistics and control until it is dropped.
 pub struct StatsServer {
-    server: Option<Server>,
-    path: PathBuf,
+    sockets: Vec<Socket>,
 }
 
 impl StatsServer {
-    /// Opens the socket. `at_load` is when the scheduler was loaded.
+    /// Opens the sockets. `at_load` is when the scheduler was loaded.
     pub fn open(host: &Host, at_load: Reading) -> Result<Self> {
-        let path = socket_path(host);
-        let data = StatsServerData::new()
+        let group = Group::from_name(GROUP).unwrap_or_else(|error| {
+            tracing::warn!("whether there is a group {GROUP:?} cannot be found out: {error}");
+            None
+        });
+        Self::open_to(host, at_load, group.map(|group| group.gid))
+    }
+
+    /// As [`Self::open`], with the group whose members may read statistics.
+    fn open_to(host: &Host, at_load: Reading, group: Option<Gid>) -> Result<Self> {
+        let stats_path = stats_path(host);
+        // Both folders are those of all sched_ext schedulers.
+        private::shared_folder(&host.run.join("scx"))?;
+        private::shared_folder(&host.run.join("scx/root"))?;
+        private::own_folder(&host.state_folder())?;
+        let windows = StatsServerData::new()
             .add_meta(HostStats::meta())
             .add_meta(VmStats::meta())
             .add_meta(MechanismStats::meta())
-            .add_ops("top", windows(at_load.clone()))
-            .add_ops(MECHANISMS, mechanisms(at_load));
-        let server = Server::new(data)
-            .set_path(&path)
-            .launch()
-            .with_context(|| {
-                format!(
-                    "the socket for statistics, {}, cannot be opened; check that its folder is \
-                     writable",
-                    path.display()
-                )
-            })?;
+            .add_ops("top", windows(at_load.clone()));
+        let stats = Socket::open(windows, stats_path)?;
+        if let Err(error) = private::open_socket_to(&stats.path, group) {
+            tracing::warn!("statistics are for root only: {error:#}");
+        }
+        let mechanisms = StatsServerData::new().add_ops(MECHANISMS, mechanisms(at_load));
+        let control = Socket::open(mechanisms, control_path(host))?;
+        private::open_socket_to(&control.path, None)?;
         Ok(Self {
-            server: Some(server),
-            path,
+            sockets: vec![stats, control],
         })
     }
 
@@ -97,22 +141,49 @@ impl StatsServer {
         serve: impl FnOnce(&[Switch]) -> Result<Reading>,
     ) -> Result<()> {
         const GONE: &str = "the thread that serves statistics has ended; this is a fault of Cohort";
-        let Some(server) = &self.server else {
+        let servers = self
+            .sockets
+            .iter()
+            .filter_map(|socket| socket.server.as_ref());
+        let channels: Vec<_> = servers.map(Server::channels).collect();
+        let mut select = Select::new();
+        for (_, requests) in &channels {
+            select.recv(requests);
+        }
+        let Ok(request) = select.select_timeout(timeout) else {
             return Ok(());
         };
-        let (answers, requests) = server.channels();
-        match requests.recv_timeout(timeout) {
-            Ok(switches) => {
-                let answer = serve(&switches).map_err(|error| format!("{error:#}"));
-                answers.send(answer).context(GONE)
-            }
-            Err(error) if error.is_timeout() => Ok(()),
-            Err(error) => Err(error).context(GONE),
-        }
+        let (answers, requests) = &channels[request.index()];
+        let switches = request.recv(requests).context(GONE)?;
+        let answer = serve(&switches).map_err(|error| format!("{error:#}"));
+        answers.send(answer).context(GONE)
     }
 }
 
-impl Drop for StatsServer {
+/// A socket and who serves it.
+struct Socket {
+    server: Option<Server>,
+    path: PathBuf,
+}
+
+impl Socket {
+    /// Opens it for this user alone. What another run left there is replaced.
+    fn open(data: StatsServerData<Request, Answer>, path: PathBuf) -> Result<Self> {
+        let server = private::narrowly(|| Server::new(data).set_path(&path).launch())
+            .with_context(|| {
+                format!(
+                    "the socket {} cannot be opened; check that its folder is writable",
+                    path.display()
+                )
+            })?;
+        Ok(Self {
+            server: Some(server),
+            path,
+        })
+    }
+}
+
+impl Drop for Socket {
     /// Removes the socket, so that the host is left as it was found.
     fn drop(&mut self) {
         // The server's own end connects to the socket once, so it goes first.
@@ -169,7 +240,9 @@ fn switches(arguments: &BTreeMap<String, String>) -> Result<Request> {
 mod tests {
     use super::*;
     use crate::host::paths::fixture::Fixture;
+    use crate::host::private::another_user;
     use crate::mechanism::{Mechanism, Mechanisms};
+    use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::thread;
 
@@ -180,7 +253,7 @@ mod tests {
         let fixture = Fixture::new();
         let host = fixture.host();
         let server = StatsServer::open(&host, Reading::at_load(0)).expect("the folder is ours");
-        let path = socket_path(&host);
+        let path = stats_path(&host);
         let client = thread::spawn(move || {
             let mut client = StatsClient::new()
                 .set_path(path)
@@ -212,7 +285,7 @@ mod tests {
         let fixture = Fixture::new();
         let host = fixture.host();
         let server = StatsServer::open(&host, Reading::at_load(0)).expect("the folder is ours");
-        let path = socket_path(&host);
+        let path = stats_path(&host);
         let client = thread::spawn(move || {
             StatsClient::new()
                 .set_path(path)
@@ -237,7 +310,7 @@ mod tests {
             let arguments = arguments.map(|(name, value)| (name.to_owned(), value.to_owned()));
             let host = host.clone();
             thread::spawn(move || {
-                connect(&host)
+                connect_to_control(&host)
                     .expect("the server listens")
                     .request::<BTreeMap<String, MechanismStats>>("stats", arguments.to_vec())
             })
@@ -262,12 +335,85 @@ mod tests {
     }
 
     #[test]
-    fn the_socket_goes_with_the_server() {
+    fn the_sockets_go_with_the_server() {
         let fixture = Fixture::new();
         let host = fixture.host();
         let server = StatsServer::open(&host, Reading::at_load(0)).expect("the folder is ours");
-        assert!(socket_path(&host).exists());
+        let are_there = || [stats_path(&host), control_path(&host)].map(|path| path.exists());
+        assert_eq!(are_there(), [true; 2]);
         drop(server);
-        assert!(!socket_path(&host).exists());
+        assert_eq!(are_there(), [false; 2]);
+    }
+
+    #[test]
+    fn who_may_read_statistics_cannot_switch() {
+        let fixture = Fixture::new();
+        let host = fixture.host();
+        let server = StatsServer::open(&host, Reading::at_load(0)).expect("the folder is ours");
+        let path = stats_path(&host);
+        let client = thread::spawn(move || {
+            let arguments = [("target", MECHANISMS), ("ipi", "off")];
+            let arguments = arguments.map(|(name, value)| (name.to_owned(), value.to_owned()));
+            let client = StatsClient::new().set_path(path).connect(Some(5000));
+            let mut client = client.expect("the server listens");
+            let switched = client.request::<serde_json::Value>("stats", arguments.to_vec());
+            let of_top = vec![("ipi".to_owned(), "off".to_owned())];
+            (
+                switched.is_err(),
+                client.request::<HostStats>("stats", of_top),
+            )
+        });
+        let only_read = |switches: &[Switch]| {
+            assert!(switches.is_empty());
+            Ok(Reading::at_load(SECOND_NS))
+        };
+        server
+            .answer(Duration::from_secs(5), only_read)
+            .expect("the reading is made up");
+        let (refused, stats) = client.join().expect("no panic");
+        assert!(refused, "there are no mechanisms at this socket");
+        stats.expect("what does not belong to a request is ignored");
+    }
+
+    #[test]
+    fn other_users_may_connect_only_to_statistics_and_only_from_the_group() {
+        const MEMBERS: u32 = 4711;
+        let fixture = Fixture::new();
+        let host = fixture.host();
+        // Nothing but what the server sets keeps others out.
+        std::fs::create_dir(&host.run).expect("it can be made");
+        for folder in [host.run.parent().expect("it has one"), &host.run] {
+            let wide = fs::Permissions::from_mode(0o755);
+            fs::set_permissions(folder, wide).expect("it is ours");
+        }
+        let may = |group| {
+            let exit =
+                |result: Result<StatsClient, Failure>| result.err().map(|error| error.exit());
+            another_user::does(group, || {
+                [exit(connect(&host)), exit(connect_to_control(&host))]
+            })
+        };
+        let open = |group| {
+            another_user::with_umask(0, || {
+                StatsServer::open_to(&host, Reading::at_load(0), group)
+            })
+        };
+        let refused = Some(Exit::NoPrivileges);
+        let server = open(None).expect("the folder is ours");
+        assert!(may(MEMBERS).is_none_or(|may| may == [refused, refused]));
+        drop(server);
+        // Who is not root can only say his own group.
+        let group = if nix::unistd::geteuid().is_root() {
+            Gid::from_raw(MEMBERS)
+        } else {
+            nix::unistd::getegid()
+        };
+        let _server = open(Some(group)).expect("the folder is ours");
+        assert!(may(MEMBERS).is_none_or(|may| may == [None, refused]));
+        assert!(may(65534).is_none_or(|may| may == [refused, refused]));
+        let mode = |path: &Path| fs::metadata(path).expect("it is there").mode() & 0o7777;
+        assert_eq!(mode(&stats_path(&host)), 0o660);
+        assert_eq!(mode(&control_path(&host)), 0o600);
+        assert_eq!(mode(&host.state_folder()), 0o700);
     }
 }
