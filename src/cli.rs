@@ -14,6 +14,7 @@ use crate::stats::{StatsOptions, stats};
 use crate::top::{TopOptions, top};
 use crate::watch::{WatchOptions, watch};
 use clap::{Parser, Subcommand};
+use std::io::{self, Write};
 
 /// Schedules the virtual CPUs of KVM hosts that run more vCPUs than they have CPUs
 ///
@@ -107,8 +108,8 @@ pub fn main() -> Exit {
     match result {
         Ok(()) => Exit::Success,
         Err(failure) => {
-            // Not a log line: it must be seen whatever RUST_LOG says.
-            eprintln!("cohort: {failure}");
+            // Not a log line: it must be seen whatever RUST_LOG says. If nobody can see it, the exit code still says why.
+            let _ = writeln!(io::stderr(), "cohort: {failure}");
             failure.exit()
         }
     }

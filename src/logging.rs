@@ -19,7 +19,9 @@ pub fn init() {
         .with_env_filter(filter)
         .with_target(false)
         .with_ansi(io::stderr().is_terminal())
-        .with_writer(io::stderr);
+        .with_writer(io::stderr)
+        // It would tell of a line that cannot be written on standard error too, and panic as that fails as well.
+        .log_internal_errors(false);
     match stderr_is_journal() {
         true => builder.without_time().init(),
         false => builder.init(),

@@ -16,10 +16,11 @@ use crate::settings::Settings;
 use crate::sight::{Seen, load_hooks};
 use anyhow::{Context, Result, bail, ensure};
 use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, OpenObject};
-use scx_utils::{ScxExitKind, scx_ops_attach, scx_ops_load, scx_ops_open, uei_exited, uei_report};
+use scx_utils::{ScxExitKind, scx_ops_attach, scx_ops_load, scx_ops_open, uei_exited, uei_read};
 use skel::{BpfSkel, BpfSkelBuilder, OpenBpfSkel};
 use std::collections::BTreeSet;
 use std::mem::MaybeUninit;
+use std::panic::catch_unwind;
 use std::ptr;
 
 /// Groups are read in parts of this many, which fit in a few hundred KiB.
@@ -259,9 +260,12 @@ impl<'object> Scheduler<'object> {
         // Dropping the link waits until every task is back with the kernel.
         drop(link);
         let kind = uei_read_kind(&skel);
-        match uei_report!(&skel, uei) {
-            Ok(info) if info.should_restart() => Ending::Restart,
-            report => ending(kind, report.map(drop)),
+        let info = uei_read!(&skel, uei);
+        // It prints to standard error, and panics if nobody takes that; what is to be done now does not depend on it.
+        let report = catch_unwind(|| info.report()).unwrap_or(Ok(()));
+        match report {
+            Ok(()) if info.should_restart() => Ending::Restart,
+            report => ending(kind, report),
         }
     }
 }

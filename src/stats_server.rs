@@ -14,7 +14,7 @@ use crate::host::private;
 use crate::mechanism::Switch;
 use crate::metrics::{HostStats, MechanismStats, Reading, VmStats};
 use anyhow::{Context, Result};
-use crossbeam_channel::Select;
+use crossbeam_channel::{Receiver, Select, Sender};
 use nix::unistd::{Gid, Group};
 use scx_stats::prelude::*;
 use std::collections::BTreeMap;
@@ -91,14 +91,14 @@ fn connect_at(path: &Path, who: &str) -> Result<StatsClient, Failure> {
     })
 }
 
-/// Serves statistics and control until it is dropped.
+/// Serves statistics and control until it is dropped. Nothing that happens to it ends scheduling.
 pub struct StatsServer {
     sockets: Vec<Socket>,
 }
 
 impl StatsServer {
-    /// Opens the sockets. `at_load` is when the scheduler was loaded.
-    pub fn open(host: &Host, at_load: Reading) -> Result<Self> {
+    /// Opens the sockets; the log says which cannot be opened. `at_load` is when the scheduler was loaded.
+    pub fn open(host: &Host, at_load: &Reading) -> Self {
         let group = Group::from_name(GROUP).unwrap_or_else(|error| {
             tracing::warn!("whether there is a group {GROUP:?} cannot be found out: {error}");
             None
@@ -107,27 +107,25 @@ impl StatsServer {
     }
 
     /// As [`Self::open`], with the group whose members may read statistics.
-    fn open_to(host: &Host, at_load: Reading, group: Option<Gid>) -> Result<Self> {
-        let stats_path = stats_path(host);
-        // Both folders are those of all sched_ext schedulers.
-        private::shared_folder(&host.run.join("scx"))?;
-        private::shared_folder(&host.run.join("scx/root"))?;
-        private::own_folder(&host.state_folder())?;
-        let windows = StatsServerData::new()
-            .add_meta(HostStats::meta())
-            .add_meta(VmStats::meta())
-            .add_meta(MechanismStats::meta())
-            .add_ops("top", windows(at_load.clone()));
-        let stats = Socket::open(windows, stats_path)?;
-        if let Err(error) = private::open_socket_to(&stats.path, group) {
-            tracing::warn!("statistics are for root only: {error:#}");
+    fn open_to(host: &Host, at_load: &Reading, group: Option<Gid>) -> Self {
+        let mut sockets = Vec::new();
+        for (what, socket) in [
+            ("statistics", open_stats(host, at_load.clone(), group)),
+            (
+                "switches of mechanisms",
+                open_control(host, at_load.clone()),
+            ),
+        ] {
+            match socket {
+                Ok(socket) => sockets.push(socket),
+                Err(error) => {
+                    tracing::error!(
+                        "there are no {what} in this run: {error:#}; scheduling goes on"
+                    );
+                }
+            }
         }
-        let mechanisms = StatsServerData::new().add_ops(MECHANISMS, mechanisms(at_load));
-        let control = Socket::open(mechanisms, control_path(host))?;
-        private::open_socket_to(&control.path, None)?;
-        Ok(Self {
-            sockets: vec![stats, control],
-        })
+        Self { sockets }
     }
 
     /// Waits at most `timeout` for a request, and answers it with what `serve`
@@ -135,34 +133,62 @@ impl StatsServer {
     ///
     /// A failed reading is told to whoever asked; scheduling goes on without
     /// being looked at.
-    pub fn answer(
-        &self,
-        timeout: Duration,
-        serve: impl FnOnce(&[Switch]) -> Result<Reading>,
-    ) -> Result<()> {
-        const GONE: &str = "the thread that serves statistics has ended; this is a fault of Cohort";
-        let servers = self
-            .sockets
-            .iter()
-            .filter_map(|socket| socket.server.as_ref());
-        let channels: Vec<_> = servers.map(Server::channels).collect();
+    pub fn answer(&mut self, timeout: Duration, serve: impl FnOnce(&[Switch]) -> Result<Reading>) {
         let mut select = Select::new();
-        for (_, requests) in &channels {
-            select.recv(requests);
+        for socket in &self.sockets {
+            select.recv(&socket.requests);
         }
         let Ok(request) = select.select_timeout(timeout) else {
-            return Ok(());
+            return;
         };
-        let (answers, requests) = &channels[request.index()];
-        let switches = request.recv(requests).context(GONE)?;
-        let answer = serve(&switches).map_err(|error| format!("{error:#}"));
-        answers.send(answer).context(GONE)
+        let number = request.index();
+        let socket = &self.sockets[number];
+        let answered = request.recv(&socket.requests).is_ok_and(|switches| {
+            let answer = serve(&switches).map_err(|error| format!("{error:#}"));
+            socket.answers.send(answer).is_ok()
+        });
+        if !answered {
+            // A channel that is gone would be ready at once each time.
+            let socket = self.sockets.remove(number);
+            tracing::error!(
+                "the thread that serves {} has ended, so nobody is answered there; this is a fault of Cohort, and \
+                 scheduling goes on",
+                socket.path.display()
+            );
+        }
     }
+}
+
+fn open_stats(host: &Host, at_load: Reading, group: Option<Gid>) -> Result<Socket> {
+    // Both folders are those of all sched_ext schedulers.
+    private::shared_folder(&host.run.join("scx"))?;
+    private::shared_folder(&host.run.join("scx/root"))?;
+    let data = StatsServerData::new()
+        .add_meta(HostStats::meta())
+        .add_meta(VmStats::meta())
+        .add_meta(MechanismStats::meta())
+        .add_ops("top", windows(at_load));
+    let socket = Socket::open(data, stats_path(host))?;
+    if let Err(error) = private::open_socket_to(&socket.path, group) {
+        tracing::warn!("statistics are for root only: {error:#}");
+    }
+    Ok(socket)
+}
+
+fn open_control(host: &Host, at_load: Reading) -> Result<Socket> {
+    private::own_folder(&host.state_folder())?;
+    let data = StatsServerData::new().add_ops(MECHANISMS, mechanisms(at_load));
+    let socket = Socket::open(data, control_path(host))?;
+    private::open_socket_to(&socket.path, None)?;
+    Ok(socket)
 }
 
 /// A socket and who serves it.
 struct Socket {
+    /// There until it is dropped.
     server: Option<Server>,
+    requests: Receiver<Request>,
+    answers: Sender<Answer>,
     path: PathBuf,
 }
 
@@ -176,8 +202,11 @@ impl Socket {
                     path.display()
                 )
             })?;
+        let (answers, requests) = server.channels();
         Ok(Self {
             server: Some(server),
+            requests,
+            answers,
             path,
         })
     }
@@ -242,9 +271,12 @@ mod tests {
     use crate::host::paths::fixture::Fixture;
     use crate::host::private::another_user;
     use crate::mechanism::{Mechanism, Mechanisms};
+    use crate::printer::log;
+    use crossbeam_channel::unbounded;
     use std::os::unix::fs::{MetadataExt, PermissionsExt};
     use std::sync::atomic::{AtomicU64, Ordering};
     use std::thread;
+    use std::time::Instant;
 
     const SECOND_NS: u64 = 1_000_000_000;
 
@@ -252,7 +284,7 @@ mod tests {
     fn the_first_window_is_since_load_and_the_next_since_the_first() {
         let fixture = Fixture::new();
         let host = fixture.host();
-        let server = StatsServer::open(&host, Reading::at_load(0)).expect("the folder is ours");
+        let mut server = StatsServer::open(&host, &Reading::at_load(0));
         let path = stats_path(&host);
         let client = thread::spawn(move || {
             let mut client = StatsClient::new()
@@ -273,9 +305,7 @@ mod tests {
                     clock_ns.fetch_add(SECOND_NS, Ordering::Relaxed),
                 ))
             };
-            server
-                .answer(Duration::from_secs(5), read)
-                .expect("the reading is made up");
+            server.answer(Duration::from_secs(5), read);
         }
         assert_eq!(client.join().expect("no panic"), [2000, 1000]);
     }
@@ -284,7 +314,7 @@ mod tests {
     fn a_failed_reading_is_told_to_whoever_asked() {
         let fixture = Fixture::new();
         let host = fixture.host();
-        let server = StatsServer::open(&host, Reading::at_load(0)).expect("the folder is ours");
+        let mut server = StatsServer::open(&host, &Reading::at_load(0));
         let path = stats_path(&host);
         let client = thread::spawn(move || {
             StatsClient::new()
@@ -293,9 +323,7 @@ mod tests {
                 .expect("the server listens")
                 .request::<HostStats>("stats", vec![])
         });
-        server
-            .answer(Duration::from_secs(5), |_| anyhow::bail!("no memory"))
-            .expect("serving goes on");
+        server.answer(Duration::from_secs(5), |_| anyhow::bail!("no memory"));
         let error = client.join().expect("no panic").expect_err("no reading");
         assert!(format!("{error:#}").contains("no memory"));
     }
@@ -304,7 +332,7 @@ mod tests {
     fn a_switch_is_made_before_the_mechanisms_are_shown() {
         let fixture = Fixture::new();
         let host = fixture.host();
-        let server = StatsServer::open(&host, Reading::at_load(0)).expect("the folder is ours");
+        let mut server = StatsServer::open(&host, &Reading::at_load(0));
         let ask = |name: &str, state: &str| {
             let arguments = [("target", MECHANISMS), (name, state)];
             let arguments = arguments.map(|(name, value)| (name.to_owned(), value.to_owned()));
@@ -323,9 +351,7 @@ mod tests {
                 ..Reading::at_load(SECOND_NS)
             })
         };
-        server
-            .answer(Duration::from_secs(5), switch_ipi)
-            .expect("the reading is made up");
+        server.answer(Duration::from_secs(5), switch_ipi);
         let shown = client.join().expect("no panic").expect("it is answered");
         assert_eq!((shown["ipi"].on, shown["wake"].on), (0, 1));
 
@@ -338,7 +364,7 @@ mod tests {
     fn the_sockets_go_with_the_server() {
         let fixture = Fixture::new();
         let host = fixture.host();
-        let server = StatsServer::open(&host, Reading::at_load(0)).expect("the folder is ours");
+        let server = StatsServer::open(&host, &Reading::at_load(0));
         let are_there = || [stats_path(&host), control_path(&host)].map(|path| path.exists());
         assert_eq!(are_there(), [true; 2]);
         drop(server);
@@ -349,7 +375,7 @@ mod tests {
     fn who_may_read_statistics_cannot_switch() {
         let fixture = Fixture::new();
         let host = fixture.host();
-        let server = StatsServer::open(&host, Reading::at_load(0)).expect("the folder is ours");
+        let mut server = StatsServer::open(&host, &Reading::at_load(0));
         let path = stats_path(&host);
         let client = thread::spawn(move || {
             let arguments = [("target", MECHANISMS), ("ipi", "off")];
@@ -367,9 +393,7 @@ mod tests {
             assert!(switches.is_empty());
             Ok(Reading::at_load(SECOND_NS))
         };
-        server
-            .answer(Duration::from_secs(5), only_read)
-            .expect("the reading is made up");
+        server.answer(Duration::from_secs(5), only_read);
         let (refused, stats) = client.join().expect("no panic");
         assert!(refused, "there are no mechanisms at this socket");
         stats.expect("what does not belong to a request is ignored");
@@ -395,11 +419,11 @@ mod tests {
         };
         let open = |group| {
             another_user::with_umask(0, || {
-                StatsServer::open_to(&host, Reading::at_load(0), group)
+                StatsServer::open_to(&host, &Reading::at_load(0), group)
             })
         };
         let refused = Some(Exit::NoPrivileges);
-        let server = open(None).expect("the folder is ours");
+        let server = open(None);
         assert!(may(MEMBERS).is_none_or(|may| may == [refused, refused]));
         drop(server);
         // Who is not root can only say his own group.
@@ -408,12 +432,59 @@ mod tests {
         } else {
             nix::unistd::getegid()
         };
-        let _server = open(Some(group)).expect("the folder is ours");
+        let _server = open(Some(group));
         assert!(may(MEMBERS).is_none_or(|may| may == [None, refused]));
         assert!(may(65534).is_none_or(|may| may == [refused, refused]));
         let mode = |path: &Path| fs::metadata(path).expect("it is there").mode() & 0o7777;
         assert_eq!(mode(&stats_path(&host)), 0o660);
         assert_eq!(mode(&control_path(&host)), 0o600);
         assert_eq!(mode(&host.state_folder()), 0o700);
+    }
+
+    #[test]
+    fn sockets_that_cannot_be_opened_are_said_and_end_nothing() {
+        let fixture = Fixture::new()
+            .with("run/scx", "no folder")
+            .with("run/cohort", "nor this");
+        let host = fixture.host();
+        let begin = Instant::now();
+        let said = log::of(|| {
+            let mut server = StatsServer::open(&host, &Reading::at_load(0));
+            server.answer(Duration::from_millis(100), |_| panic!("nobody can ask"));
+        });
+        assert_eq!(said.len(), 2, "{said:?}");
+        assert!(
+            said.iter().all(|line| line.contains("scheduling goes on")),
+            "{said:?}"
+        );
+        // Whoever calls it counts on that, so as not to do so all the time.
+        assert!(begin.elapsed() >= Duration::from_millis(100));
+    }
+
+    #[test]
+    fn a_server_that_has_ended_is_said_once_and_the_other_answers() {
+        let fixture = Fixture::new();
+        let host = fixture.host();
+        let mut server = StatsServer::open(&host, &Reading::at_load(0));
+        // As if its threads had ended: nobody has the other ends.
+        let of_stats = &mut server.sockets[0];
+        let path = of_stats.path.clone();
+        (of_stats.answers, of_stats.requests) = (unbounded().0, unbounded().1);
+        let patience = Duration::from_millis(50);
+        let said = log::of(|| {
+            for _ in 0..3 {
+                server.answer(patience, |_| panic!("nobody asks"));
+            }
+        });
+        assert_eq!(said.len(), 1, "{said:?}");
+        assert!(said[0].contains(&path.display().to_string()), "{said:?}");
+        assert!(!path.exists(), "nobody is to wait there");
+        let client = thread::spawn(move || {
+            let arguments = vec![("target".to_owned(), MECHANISMS.to_owned())];
+            let mut client = connect_to_control(&host).expect("it is open");
+            client.request::<serde_json::Value>("stats", arguments)
+        });
+        server.answer(Duration::from_secs(5), |_| Ok(Reading::at_load(SECOND_NS)));
+        client.join().expect("no panic").expect("it is answered");
     }
 }
