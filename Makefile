@@ -8,7 +8,7 @@ CASE ?=
 MINUTES ?= 30
 C_FILES := $(wildcard bpf/*.c bpf/*.h bpf/policy/*.h lab/guest/*.c lab/guest/*.h)
 
-.PHONY: help setup build test soak check demo bench install clean
+.PHONY: help setup build test mutants soak check demo bench install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -21,6 +21,9 @@ build: setup ## the program, the lab and the tests
 
 test: build ## unit tests here, then everything that needs a KVM host, in the lab
 	@tests/run
+
+mutants: build ## faults put into the scheduler on purpose: does the test that each names find it? In the lab
+	@tests/mutants/run
 
 soak: build ## MINUTES=30: VMs come and go all the time, nothing may grow; in the lab
 	$(LAB) boot --timeout-s $$((60 * $(MINUTES) + 600)) -- sh -c "COHORT_SOAK_MINUTES=$(MINUTES) cohort-tests soak"

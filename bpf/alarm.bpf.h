@@ -19,6 +19,16 @@ static bool set_alarm(s32 cpu, u64 after_ns)
 	       !bpf_timer_start(&alarm->timer, after_ns, BPF_F_TIMER_CPU_PIN);
 }
 
+/* @c, of @cpu, is to look again what it runs: at once, or when who just woke there has had its
+ * moment. */
+static void resched(struct cpu_state *c, s32 cpu, u64 now)
+{
+	if (c->lent_pid && vtime_before(now, c->lent_until_ns))
+		set_alarm(cpu, c->lent_until_ns - now);
+	else
+		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+}
+
 /*
  * Somebody else is to run on @c, of @cpu: does @p, with @tc, go on for a moment, as it
  * is in the middle of a hook? There it may not leave its CPU, and would wait for this one

@@ -155,7 +155,7 @@ static void put_entity(u32 id, struct entity *e, u64 key)
 		return;
 	}
 	g = lookup_group(e->group);
-	if ((g && g->orphan) || host_stats.entities_used > MAX_ENTITIES / 2)
+	if ((g && g->orphan) || host_stats.entities_used > nr_entities / 2)
 		free_entity(id, e);
 }
 
@@ -256,7 +256,7 @@ static u32 entity_for(struct task_ctx *tc, u32 domain_id)
 
 /* ---- which CPUs a task may have ---- */
 
-/* The CPUs of domain @domain_id that @p may run on, once it is in no hook. */
+/* The CPUs of domain @domain_id that @p may run on by its affinity; inside a hook it may run on one. */
 __noinline u64 cpus_of(struct task_struct *p __arg_trusted, u32 domain_id)
 {
 	struct domain *d = lookup_domain(domain_id);
@@ -290,8 +290,8 @@ static void adopt_cpus(struct entity *e, u64 cpus)
 	__sync_lock_test_and_set(&e->adopting, 0);
 }
 
-/* May @p, which is about to count in @e of @domain_id, run where the others of its group may
- * there? If @e has none, it does as @p. */
+/* Finds where @p, which is about to count in @e, may run in domain @domain_id. If @e has no task
+ * it is for these CPUs then. */
 static void find_cpus(struct task_struct *p, struct task_ctx *tc,
 		      struct entity *e, u32 domain_id)
 {

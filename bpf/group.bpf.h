@@ -282,16 +282,15 @@ __noinline int count_process(u32 id, u32 tgid, s32 change)
 		struct group *g;
 
 		/* The root holds everything: never one process's. */
-		if (!id || id == root_group)
+		if (id == root_group)
 			break;
-		g = lookup_group(id);
+		g = climb(&id);
 		if (!g)
 			break;
 		__sync_fetch_and_add(&g->info.nr_tasks, change);
 		__sync_fetch_and_add(&g->tgid_sum, (s64)change * tgid);
 		__sync_fetch_and_add(&g->tgid_sum_sq,
 				     (s64)change * tgid * tgid);
-		id = g->info.parent;
 	}
 	return 0;
 }
@@ -306,16 +305,16 @@ static u32 place_of_vm(u32 id)
 	u32 level, place = id;
 
 	bpf_for(level, 0, MAX_CGROUP_DEPTH) {
+		u32 here = id;
 		struct group *g;
 
-		if (!id || id == root_group)
+		if (here == root_group)
 			break;
-		g = lookup_group(id);
+		g = climb(&id);
 		if (!g ||
 		    !one_process(g->info.nr_tasks, g->tgid_sum, g->tgid_sum_sq))
 			break;
-		place = id;
-		id = g->info.parent;
+		place = here;
 	}
 	return place;
 }

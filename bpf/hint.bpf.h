@@ -7,6 +7,10 @@
 #ifndef COHORT_HINT_BPF_H
 #define COHORT_HINT_BPF_H
 
+enum {
+	LOAN_RESUMES = 2, /* of one loan; it would never end where many wake */
+};
+
 static void count_miss(struct group *g, u32 reason)
 {
 	if (reason < NR_YIELD_MISS)
@@ -54,12 +58,20 @@ static void give_hint(struct cpu_state *c, s32 pid, u32 queue, u32 reason,
 	c->hint.pid = pid;
 }
 
+/* The CPU of @c is lent to thread @pid, for a moment from @now on. */
+static void lend(struct cpu_state *c, s32 pid, u64 now)
+{
+	c->lent_pid = pid;
+	c->lent_until_ns = now + wake_loan_ns(slice_ns);
+}
+
 /* Serve the hint of @c, of @cpu, unless it is stale; its turn's entity, if one of its tasks
  * waits (@slot_waits), comes before a sibling in a turn of another. */
 static bool follow_hint(struct cpu_state *c, s32 cpu, bool slot_waits, u64 now)
 {
 	s32 pid = c->hint.pid;
-	bool served;
+	u32 reason = c->hint.reason;
+	bool inside = reason == HINT_YIELD || reason == HINT_IPI, served;
 
 	if (!pid)
 		return false;
@@ -67,15 +79,12 @@ static bool follow_hint(struct cpu_state *c, s32 cpu, bool slot_waits, u64 now)
 		end_hint(c, false);
 		return false;
 	}
-	if (c->hint.reason == HINT_YIELD && slot_waits &&
-	    c->hint.queue != c->slot)
+	if (inside && slot_waits && c->hint.queue != c->slot)
 		return false; /* it comes when its VM has the CPU again */
 	served = run_waiting(c->hint.queue, pid, cpu);
-	if (served && c->hint.reason != HINT_YIELD) {
-		c->lent_pid = pid;
-		c->lent_until_ns = now + wake_loan_ns(slice_ns);
-	}
-	if (served && c->hint.reason == HINT_LOAN)
+	if (served && !inside)
+		lend(c, pid, now);
+	if (served && reason == HINT_LOAN)
 		set_alarm(cpu, wake_loan_ns(slice_ns));
 	end_hint(c, served);
 	return served;
@@ -138,13 +147,24 @@ static bool may_borrow(const struct task_ctx *tc, struct group *g, u64 vtime,
 static void lend_on_waking(const struct task_ctx *tc, s32 pid, struct group *g,
 			   struct cpu_state *c, u64 present)
 {
-	u64 now = tc->run_at_ns;
+	if (may_be_lent(c, tc->run_at_ns) &&
+	    may_borrow(tc, g, g->vtime, g->vtime, present))
+		lend(c, pid, tc->run_at_ns);
+}
 
-	if (!may_be_lent(c, now) ||
-	    !may_borrow(tc, g, g->vtime, g->vtime, present))
+/* Thread @pid, with @tc, which waits in @queue, was stopped on @cpu: if it had that on loan, it comes
+ * next, as whoever stopped it, a kernel thread or one more that woke, has little to do. */
+static void resume_loan(struct task_ctx *tc, s32 pid, u32 queue, s32 cpu,
+			u64 now)
+{
+	struct cpu_state *c = lookup_cpu(cpu);
+
+	if (!c || !tc->interrupted || tc->resumes >= LOAN_RESUMES ||
+	    c->hint.pid)
 		return;
-	c->lent_pid = pid;
-	c->lent_until_ns = now + wake_loan_ns(slice_ns);
+	tc->resumes++;
+	give_hint(c, pid, queue, HINT_LOAN, MECH_WAKE,
+		  now + wake_loan_ns(slice_ns));
 }
 
 /* Why the woken @tc, of @g, which stands at @vtime among groups, is to have @c, which runs a

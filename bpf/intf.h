@@ -23,8 +23,9 @@ enum cohort_limits {
 	MAX_NODES = 64, /* NUMA */
 	LOCAL_DISTANCE = 10, /* of a node to itself, as the kernel gives it */
 	NR_BUCKETS = 24, /* of a histogram; the last one has no upper end */
-	MAX_GROUPS = 4096, /* VMs and cgroups together */
-	MAX_ENTITIES = 8192, /* groups in domains in which they have tasks */
+	LEAST_GROUPS = 4096, /* VMs and cgroups; more on hosts of many CPUs */
+	LEAST_ENTITIES = 8192, /* groups in domains in which they have tasks */
+	MOST_ENTITIES = 65536, /* their queues' numbers lie below */
 	DOMAIN_CPUS = 64, /* that a domain can have */
 };
 
@@ -119,9 +120,11 @@ struct cohort_group {
 
 /* Of the whole scheduler; written by BPF. */
 struct host_stats {
-	/* In use now, of MAX_GROUPS and MAX_ENTITIES. */
+	/* In use now, and how many there can be. */
 	u64 groups_used;
+	u64 groups_most;
 	u64 entities_used;
+	u64 entities_most;
 	/* Events that must stay rare. */
 	u64 entity_exhausted; /* no entity was free: that of the root was used */
 	u64 group_exhausted; /* no group was free: the root group was used */

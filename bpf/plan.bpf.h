@@ -22,6 +22,12 @@ static u64 planned_cpus(const struct entity *e, const struct domain *d)
 	return e->turn == d->turn ? e->planned : 0;
 }
 
+/* Of these, the CPUs that do not run a task of @e. */
+static u64 lacking_cpus(const struct entity *e, const struct domain *d)
+{
+	return planned_cpus(e, d) & ~e->running;
+}
+
 /* Nobody stands farther behind in the tree of @d: who has waited too long is seen in time, as
  * virtual time is no slower than the clock where groups compete. */
 static u64 last_place(const struct domain *d)
@@ -335,13 +341,8 @@ __noinline int follow_plan(u32 domain_id, u64 now)
 		u32 cpu = d->cpu[i & (DOMAIN_CPUS - 1)];
 		struct cpu_state *c = lookup_cpu(cpu);
 
-		if (!c || !has_to_change(c))
-			continue;
-		/* Who just woke finishes first. */
-		if (c->lent_pid && vtime_before(now, c->lent_until_ns))
-			set_alarm(cpu, c->lent_until_ns - now);
-		else
-			scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+		if (c && has_to_change(c))
+			resched(c, cpu, now);
 	}
 	return 0;
 }

@@ -23,6 +23,42 @@ static void ipi_waits_for_cpu(struct task_ctx *tc, struct group *g, u64 now)
 	count(&g->info.stats.ipis_to_ready);
 }
 
+/*
+ * The IPI is for thread @pid, which waits in @queue while siblings have CPUs: it has
+ * one of these, but not the sender's. By itself KVM offers nothing until the sender has spun for
+ * long enough to leave the guest.
+ */
+static void run_receiver(u32 queue, s32 pid, u64 now)
+{
+	u32 here = bpf_get_smp_processor_id();
+	struct cpu_state *c;
+	struct entity *e;
+	struct domain *d;
+	u64 others;
+	s32 cpu;
+
+	if (!is_on(MECH_IPI) || queue & QUEUE_KINDS)
+		return;
+	e = lookup_entity(queue);
+	d = e ? lookup_domain(e->domain) : NULL;
+	/* Not while CPUs are about to run whoever waits. */
+	if (!d || lacking_cpus(e, d))
+		return;
+	others = e->running;
+	if (domain_of(here) == e->domain)
+		others &= ~bit_of(here);
+	if (!others)
+		return;
+	cpu = cpu_with(d, lowest_cpu(others));
+	c = lookup_cpu(cpu);
+	/* Another receiver may be about to have it. */
+	if (!c || (c->hint.pid && c->hint.reason == HINT_IPI &&
+		   vtime_before(now, c->hint.until_ns)))
+		return;
+	give_hint(c, pid, queue, HINT_IPI, MECH_IPI, now + slice_ns);
+	scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+}
+
 static void on_ipi(struct task_struct *p, struct kvm_vcpu___kvm *vcpu,
 		   u32 vector)
 {
@@ -31,6 +67,7 @@ static void on_ipi(struct task_struct *p, struct kvm_vcpu___kvm *vcpu,
 	struct task_ctx *tc = vcpu_ctx(p);
 	u64 now = scx_bpf_now();
 	struct group *g;
+	u32 queue;
 
 	if (!tc || !receiver || receiver->group != tc->group)
 		return;
@@ -39,8 +76,11 @@ static void on_ipi(struct task_struct *p, struct kvm_vcpu___kvm *vcpu,
 		return;
 	open_ipi(&tc->signals, p->pid, &receiver->signals, to, vector, now);
 	count(&g->info.stats.ipis);
-	if (receiver->queue)
-		ipi_waits_for_cpu(receiver, g, now);
+	queue = receiver->queue;
+	if (!queue)
+		return;
+	ipi_waits_for_cpu(receiver, g, now);
+	run_receiver(queue, to, now);
 }
 
 /* @tc woke at @now and waits for a CPU: if an IPI woke it, that was seen before it was

@@ -120,17 +120,24 @@ static bool wake_idle_cpu(struct task_struct *p)
  * A task of @e waits, at the CPU @here of @d. If @e has a CPU in this turn that runs
  * somebody else meanwhile, that CPU is told. If it did not wake, @here looks by itself.
  */
-static bool call_cpu(struct entity *e, struct domain *d, u64 here, bool woke)
+static bool call_cpu(struct entity *e, struct domain *d, u64 here, bool woke,
+		     u64 now)
 {
-	u64 lacks = planned_cpus(e, d) & ~e->running & ~e->called, bit;
+	u64 lacks = lacking_cpus(e, d) & ~e->called, bit;
+	struct cpu_state *c;
+	s32 cpu;
 
 	if (!woke)
 		lacks &= ~here;
 	if (!lacks || !d->crowded)
 		return false;
 	bit = plan_next(lacks, here, lacks);
+	cpu = cpu_with(d, bit);
+	c = lookup_cpu(cpu);
+	if (!c)
+		return false;
 	__sync_fetch_and_or(&e->called, bit);
-	scx_bpf_kick_cpu(cpu_with(d, bit), SCX_KICK_PREEMPT);
+	resched(c, cpu, now);
 	return true;
 }
 
@@ -178,11 +185,15 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 	} else if (wake_idle_cpu(p) ||
 		   call_cpu(e, d, to.domain == domain_of(cpu) ? bit_of(cpu) : 0,
-			    woke)) {
+			    woke, now)) {
 		return;
 	}
-	if (!woke || to.domain != domain_of(cpu))
+	if (to.domain != domain_of(cpu))
 		return;
+	if (!woke) {
+		resume_loan(tc, p->pid, to.queue, cpu, now);
+		return;
+	}
 	if (e && tc->is_vcpu)
 		cpu = cpu_without(e, d, cpu);
 	preempt_for(tc, p->pid, to.queue, g, cpu, vtime, d->present, now);
@@ -419,6 +430,7 @@ void BPF_STRUCT_OPS(cohort_runnable, struct task_struct *p, u64 enq_flags)
 	find_group(p, tc);
 	tc->ready_at_ns = scx_bpf_now();
 	tc->woke = !!(enq_flags & SCX_ENQ_WAKEUP);
+	tc->resumes = 0;
 	if (!tc->is_runnable) {
 		tc->is_runnable = 1;
 		group_runnable(tc->group, 1);
@@ -480,6 +492,19 @@ static void account_wait(struct task_struct *p, struct task_ctx *tc,
 	tc->throttled_ns = 0;
 }
 
+/* @tc, of @g, runs on @c as one that is bound to it. */
+static void enter_bound(struct task_ctx *tc, struct group *g,
+			struct cpu_state *c, u64 now)
+{
+	c->entity = 0;
+	if (tc->bound_vtime && vtime_before(c->bound_present, tc->bound_vtime))
+		c->bound_present = tc->bound_vtime;
+	c->bound_vtime = c->bound_present;
+	tc->bound_vtime = 0; /* it is of this CPU, and this time */
+	c->bound_served_ns = now;
+	c->bound_share = fair_bound_share(group_share(g, now), g->nr_runnable);
+}
+
 /* The task @p, of @g, runs on @c: for its entity, or as one that is bound. */
 static void enter_cpu(struct task_struct *p, struct task_ctx *tc,
 		      struct group *g, struct cpu_state *c, s32 cpu, u64 now)
@@ -500,15 +525,7 @@ static void enter_cpu(struct task_struct *p, struct task_ctx *tc,
 	if (c->bound) {
 		if (e)
 			__sync_fetch_and_and(&e->running, ~bit_of(cpu));
-		c->entity = 0;
-		if (tc->bound_vtime &&
-		    vtime_before(c->bound_present, tc->bound_vtime))
-			c->bound_present = tc->bound_vtime;
-		c->bound_vtime = c->bound_present;
-		tc->bound_vtime = 0; /* it is of this CPU, and this time */
-		c->bound_served_ns = now;
-		c->bound_share =
-			fair_bound_share(group_share(g, now), g->nr_runnable);
+		enter_bound(tc, g, c, now);
 		return;
 	}
 	c->entity = id;
@@ -567,6 +584,8 @@ static void leave_cpu(struct task_struct *p, struct task_ctx *tc,
 	c->prev_group = tc->group;
 	c->prev_run_ns = now - tc->run_at_ns;
 	/* The next one may have a loan already: its dispatch came before this. */
+	tc->interrupted =
+		c->lent_pid == p->pid && vtime_before(now, c->lent_until_ns);
 	if (c->lent_pid == p->pid) {
 		c->lent_pid = 0;
 		c->lent_until_ns =
@@ -834,7 +853,9 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_init)
 	u32 i, id;
 	s32 err;
 
-	bpf_for(i, 1, MAX_GROUPS) {
+	host_stats.groups_most = nr_groups - 1;
+	host_stats.entities_most = nr_entities - 1;
+	bpf_for(i, 1, nr_groups) {
 		id = i;
 		bpf_map_push_elem(&free_groups, &id, 0);
 	}
@@ -848,7 +869,7 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_init)
 		if (err)
 			return err;
 	}
-	bpf_for(i, 1, MAX_ENTITIES) {
+	bpf_for(i, 1, nr_entities) {
 		err = init_entity(i);
 		if (err)
 			return err;

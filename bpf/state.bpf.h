@@ -17,7 +17,7 @@ enum {
 };
 
 /* Dispatch queues: an entity's has its number; of a CPU, of a domain: */
-#define BOUND_QUEUE  0x10000U /* tasks that may run on this CPU only */
+#define BOUND_QUEUE  ((u32)MOST_ENTITIES) /* tasks bound to this CPU */
 #define PARKED_QUEUE 0x20000U /* tasks whose cap is used up */
 #define QUEUE_KINDS  0xf0000U
 
@@ -25,6 +25,8 @@ enum {
 const volatile u64 slice_ns = 4000000;
 const volatile u32 nr_cpus = 1;
 const volatile u32 nr_domains = 1;
+const volatile u32 nr_groups = LEAST_GROUPS; /* number 0 means none */
+const volatile u32 nr_entities = LEAST_ENTITIES; /* likewise */
 const volatile u16 cpu_domain[MAX_CPUS];
 const volatile u8 cpu_node[MAX_CPUS];
 const volatile u8 node_distance[MAX_NODES * MAX_NODES]; /* as the kernel's */
@@ -134,6 +136,7 @@ struct domain {
 enum hint_reason {
 	HINT_NONE = 0,
 	HINT_YIELD, /* a sibling gives its turn to it */
+	HINT_IPI, /* it got an IPI, and a sibling has a CPU */
 	HINT_WAKE, /* it woke, and what runs has had more */
 	HINT_LOAN, /* it woke, and has the CPU for a moment */
 };
@@ -225,6 +228,8 @@ struct task_ctx {
 	u32 is_vcpu; /* it was seen inside KVM_RUN */
 	u32 is_runnable; /* counted in its group's nr_runnable */
 	u32 woke; /* and has not run since */
+	u32 interrupted; /* it was stopped while it had a loan */
+	u32 resumes; /* how often its loan went on then, since it woke */
 	u64 cpus; /* of domain cpus_domain, that it may run on */
 	u32 cpus_domain; /* + 1; 0: to be found */
 	s32 last_cpu; /* it ran on, -1: none */
@@ -249,16 +254,18 @@ struct entity_key {
 	u32 domain;
 };
 
+/* Maps of LEAST_GROUPS and LEAST_ENTITIES have nr_groups and nr_entities where Rust makes
+ * them larger. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_GROUPS);
+	__uint(max_entries, LEAST_GROUPS);
 	__type(key, u32);
 	__type(value, struct group);
 } groups SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_ENTITIES);
+	__uint(max_entries, LEAST_ENTITIES);
 	__type(key, u32);
 	__type(value, struct entity);
 } entities SEC(".maps");
@@ -330,14 +337,14 @@ struct {
 /* By cgroup id, not in cgroup storage: an untrusted pointer is enough. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_GROUPS);
+	__uint(max_entries, LEAST_GROUPS);
 	__type(key, u64);
 	__type(value, u32);
 } group_of_cgroup SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_GROUPS);
+	__uint(max_entries, LEAST_GROUPS);
 	__type(key, struct vm_key);
 	__type(value, u32);
 } group_of_vm SEC(".maps");
@@ -346,7 +353,7 @@ struct {
  * by Rust. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_GROUPS);
+	__uint(max_entries, LEAST_GROUPS);
 	__type(key, u32);
 	__type(value, u32);
 } cohort_rules SEC(".maps");
@@ -354,14 +361,14 @@ struct {
 /* The VM that a process's other threads belong to. */
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_GROUPS);
+	__uint(max_entries, LEAST_GROUPS);
 	__type(key, u32);
 	__type(value, u32);
 } group_of_process SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_HASH);
-	__uint(max_entries, MAX_ENTITIES);
+	__uint(max_entries, LEAST_ENTITIES);
 	__type(key, struct entity_key);
 	__type(value, u32);
 } entity_of SEC(".maps");
@@ -369,13 +376,13 @@ struct {
 /* Numbers of groups and entities that are free. */
 struct {
 	__uint(type, BPF_MAP_TYPE_QUEUE);
-	__uint(max_entries, MAX_GROUPS);
+	__uint(max_entries, LEAST_GROUPS);
 	__type(value, u32);
 } free_groups SEC(".maps");
 
 struct {
 	__uint(type, BPF_MAP_TYPE_QUEUE);
-	__uint(max_entries, MAX_ENTITIES);
+	__uint(max_entries, LEAST_ENTITIES);
 	__type(value, u32);
 } free_entities SEC(".maps");
 

@@ -72,7 +72,9 @@ impl Reading {
             vm_cpus: HashMap::new(),
             host: intf::host_stats {
                 groups_used: 0,
+                groups_most: 0,
                 entities_used: 0,
+                entities_most: 0,
                 entity_exhausted: 0,
                 group_exhausted: 0,
                 stolen: 0,
@@ -189,10 +191,14 @@ pub struct HostStats {
     pub vms_share_pct: f64,
     #[stat(desc = "share of the host's CPU time used by everything else, in percent")]
     pub others_share_pct: f64,
-    #[stat(desc = "VMs and cgroups known, of 4095")]
+    #[stat(desc = "VMs and cgroups known")]
     pub groups_used: u64,
-    #[stat(desc = "entities, one per VM or cgroup and domain in which it has tasks, of 8191")]
+    #[stat(desc = "VMs and cgroups that can be known")]
+    pub groups_most: u64,
+    #[stat(desc = "entities, one per VM or cgroup and domain in which it has tasks")]
     pub entities_used: u64,
+    #[stat(desc = "entities that there can be")]
+    pub entities_most: u64,
     #[stat(desc = "tasks that a CPU took from another domain")]
     pub stolen: u64,
     #[stat(desc = "times no group or entity was free; should be 0")]
@@ -214,7 +220,9 @@ impl HostStats {
             window_ms: window.length_ns / 1_000_000,
             cpus: after.cpus,
             groups_used: after.host.groups_used,
+            groups_most: after.host.groups_most,
             entities_used: after.host.entities_used,
+            entities_most: after.host.entities_most,
             stolen: after.host.stolen.saturating_sub(before.host.stolen),
             exhausted: exhausted(&after.host).saturating_sub(exhausted(&before.host)),
             blind_spots: after.blind_spots.clone(),

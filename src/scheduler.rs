@@ -357,12 +357,15 @@ fn configure_and_load<'object>(
     }
     constants.nr_cpus = domains.of_cpu.len() as u32;
     constants.nr_domains = u32::from(domains.count);
+    let (groups, entities) = room(domains.of_cpu.len());
+    (constants.nr_groups, constants.nr_entities) = (groups, entities);
     constants.slice_ns = settings.slice_us * 1000;
     // A task that waits for longer than the watchdog allows ends the scheduler.
     let starved_ns = u64::from(settings.timeout_ms) * 1_000_000 / 4;
     constants.starved_ns = constants.starved_ns.min(starved_ns);
     constants.ready_wait_ns = settings.ready_wait_ms * 1_000_000;
     open.struct_ops.cohort_ops_mut().timeout_ms = settings.timeout_ms;
+    make_room(&mut open, groups, entities)?;
     // The ops are attached last and by themselves, in attach(); libbpf would
     // warn that the skeleton does not attach them with the rest.
     let ops = open.maps.cohort_ops.as_libbpf_object();
@@ -370,6 +373,32 @@ fn configure_and_load<'object>(
     let err = unsafe { libbpf_rs::libbpf_sys::bpf_map__set_autoattach(ops.as_ptr(), false) };
     ensure!(err == 0, "libbpf cannot leave the ops to this program");
     Ok(scx_ops_load!(open, cohort_ops, uei))
+}
+
+/// How many VMs and cgroups, and how many entities, a host of so many CPU numbers has room for. A VM of libvirt with four
+/// vCPUs is about eight of the former, so this is for 32 of them per CPU.
+fn room(cpus: usize) -> (u32, u32) {
+    const GROUPS_PER_CPU: usize = 256;
+    let most = intf::cohort_limits_MOST_ENTITIES;
+    let groups = u32::try_from(cpus * GROUPS_PER_CPU)
+        .unwrap_or(most)
+        .clamp(intf::cohort_limits_LEAST_GROUPS, most);
+    (groups, (2 * groups).min(most))
+}
+
+/// Gives maps their sizes, before they are made.
+fn make_room(open: &mut OpenBpfSkel<'_>, groups: u32, entities: u32) -> Result<()> {
+    let maps = &mut open.maps;
+    maps.groups.set_max_entries(groups)?;
+    maps.group_of_cgroup.set_max_entries(groups)?;
+    maps.group_of_vm.set_max_entries(groups)?;
+    maps.cohort_rules.set_max_entries(groups)?;
+    maps.group_of_process.set_max_entries(groups)?;
+    maps.free_groups.set_max_entries(groups)?;
+    maps.entities.set_max_entries(entities)?;
+    maps.entity_of.set_max_entries(entities)?;
+    maps.free_entities.set_max_entries(entities)?;
+    Ok(())
 }
 
 fn attach(skel: &mut BpfSkel<'_>) -> Result<Link> {
@@ -418,6 +447,15 @@ mod tests {
             }
             _ => None,
         }
+    }
+
+    #[test]
+    fn large_hosts_have_room_for_thousands_of_vms() {
+        assert_eq!(room(2), (4096, 8192));
+        assert_eq!(room(64), (16384, 32768));
+        // 4,000 VMs of 4 vCPUs.
+        assert_eq!(room(256), (65536, 65536));
+        assert_eq!(room(1024), (65536, 65536));
     }
 
     #[test]

@@ -18,22 +18,20 @@ use crate::host::{
 
 pub const TESTS: &[Test] = &[
     (
-        "a_preempted_receiver_of_an_ipi_runs_eight_times_sooner",
+        "a_preempted_receiver_of_an_ipi_runs_thirty_times_sooner",
         receiver_in_user_mode,
     ),
     (
-        "in_a_chain_of_three_receivers_run_four_times_sooner",
+        "in_a_chain_of_three_receivers_run_thirty_times_sooner",
         || chain(3),
     ),
-    ("in_a_chain_of_four_receivers_run_four_times_sooner", || {
-        chain(4)
-    }),
     (
-        "in_a_ring_a_quarter_as_many_ipis_find_their_receiver_preempted",
-        ring,
+        "in_a_chain_of_four_receivers_run_thirty_times_sooner",
+        || chain(4),
     ),
+    ("in_a_ring_of_three_receivers_run_thirty_times_sooner", ring),
     (
-        "a_vm_that_wakes_often_is_served_as_soon_beside_cohorts",
+        "a_vm_that_wakes_often_is_served_at_once_beside_cohorts",
         wakes_often,
     ),
     (
@@ -49,10 +47,9 @@ pub const TESTS: &[Test] = &[
 
 const WINDOW_S: u32 = 1;
 const WAKES_OFTEN: &str = "loop: sleep 2ms; compute 100us";
-/// How many times sooner a preempted receiver runs, at the median: its upper bound is a power of two. Seen: 32.
-const SOONER: u64 = 8;
-/// The same in a chain. Seen: 8 and 16.
-const SOONER_IN_CHAIN: u64 = 4;
+/// How many times sooner a preempted receiver runs, at the median: its upper bound is a power of two. Seen: 256, in chains 128.
+/// While it waits until its sender's spinning is noticed: 16, in chains 8.
+const SOONER: u64 = 32;
 /// Seen: 100 %. The published "up to" of directed yields and IPI-aware boosts is 87.6 %.
 const FEWER_SPINS_PCT: f64 = 95.0;
 
@@ -115,8 +112,8 @@ impl Ipis {
     }
 }
 
-/// Half of the preempted receivers run at least `times` as soon as under the stock scheduler.
-fn run_sooner(spec: Spec, times: u64) -> Result<()> {
+/// Half of the preempted receivers run at least [`SOONER`] times as soon as under the stock scheduler.
+fn run_sooner(spec: Spec) -> Result<()> {
     let [stock, cohort] = ipis(spec)?;
     for ipis in [&stock, &cohort] {
         ensure!(
@@ -126,7 +123,7 @@ fn run_sooner(spec: Spec, times: u64) -> Result<()> {
         );
     }
     ensure!(
-        stock.median_us >= times * cohort.median_us,
+        stock.median_us >= SOONER * cohort.median_us,
         "{:.1} % found their receiver preempted, half of those ran within {} us; under the stock scheduler {:.1} %, {} us",
         100.0 * cohort.waited_part(),
         cohort.median_us,
@@ -142,7 +139,7 @@ fn receiver_in_user_mode() -> Result<()> {
         .vcpu("loop: compute 20us; ipi 1 0x41; wait-answer")
         .vcpu("user; loop: compute 100us")
         .vcpu("user; loop: compute 100us");
-    run_sooner(spec, SOONER)
+    run_sooner(spec)
 }
 
 /// Each but the last waits for the next with interrupts masked, so it answers only when it was answered.
@@ -154,32 +151,17 @@ fn chain(links: usize) -> Result<()> {
             "loop: mask; ipi {next} {vector:#x}; wait-answer; unmask; compute 20us"
         ))
     });
-    run_sooner(spec.vcpu("user; loop: compute 100us"), SOONER_IN_CHAIN)
+    run_sooner(spec.vcpu("user; loop: compute 100us"))
 }
 
-/// Each waits for the next, the last for the first: somebody always runs whom others wait for, under any scheduler, and
-/// most time goes by before an IPI is sent. What counts is how many find nobody running. How many are answered is luck under
-/// the stock scheduler: 8,000 to 24,000, most if all three happen to be on one CPU and hand it on.
+/// Each waits for the next, the last for the first.
 fn ring() -> Result<()> {
-    let spec = (0..3).fold(Spec::new("ring"), |spec, vcpu| {
+    run_sooner((0..3).fold(Spec::new("ring"), |spec, vcpu| {
         let (next, vector) = ((vcpu + 1) % 3, 0x41 + vcpu);
         spec.vcpu(format!(
             "loop: compute 20us; ipi {next} {vector:#x}; wait-answer"
         ))
-    });
-    let [stock, cohort] = ipis(spec)?;
-    ensure!(
-        stock.waited >= 50,
-        "only {} IPIs found their receiver preempted: nothing is proven",
-        stock.waited
-    );
-    ensure!(
-        4.0 * cohort.waited_part() < stock.waited_part(),
-        "of the IPIs {:.1} % found their receiver preempted, under the stock scheduler {:.1} %",
-        100.0 * cohort.waited_part(),
-        100.0 * stock.waited_part()
-    );
-    Ok(())
+    }))
 }
 
 /// A vCPU that wakes each 2 ms for 100 us, beside a VM in a lock, a busy one and two processes of the host. What wakes
@@ -191,9 +173,9 @@ fn wakes_often() -> Result<()> {
     let [stock, cohort] = compare()?;
     let stock = longest_waits_us("stock", vcpus_of(&stock, &latency)?)?;
     let cohort = longest_waits_us("cohort", vcpus_of(&cohort, &latency)?)?;
-    // A turn's end stops it in the middle of its work now and then. Seen: 4096 us, under the stock scheduler 2048 and 4096.
+    // Seen: 16 us, under the stock scheduler 4096; 4096 too if a turn's end may stop it in the middle of its work.
     ensure!(
-        cohort <= 2 * stock,
+        16 * cohort <= stock,
         "its longest hundredth of waits reaches {cohort} us, under the stock scheduler {stock} us"
     );
     Ok(())
@@ -218,9 +200,9 @@ fn wakes_beside_a_busy_sibling() -> Result<()> {
     let without = longest_waits_us("without loans", vcpu(&without)?)?;
     let stock = longest_waits_us("stock", vcpu(&stock)?)?;
     let cohort = longest_waits_us("cohort", vcpu(&cohort)?)?;
-    // Stock's longest hundredth is under 4096 or 8192 us, by luck.
+    // Seen: 16 us; without loans 8192 and 16384, under the stock scheduler 4096.
     ensure!(
-        4 * cohort <= without && cohort <= 2 * stock,
+        64 * cohort <= without && 16 * cohort <= stock,
         "it waits too long"
     );
     Ok(())

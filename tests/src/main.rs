@@ -11,6 +11,7 @@ mod host;
 mod libvirt;
 mod load;
 mod observe;
+mod repeats;
 mod shares;
 mod soak;
 mod time;
@@ -87,7 +88,7 @@ fn main() {
         Suite::Compare => compare::TESTS,
         Suite::Export => export::TESTS,
         Suite::Time => time::TESTS,
-        Suite::Repeats => time::REPEATS,
+        Suite::Repeats => repeats::TESTS,
         Suite::Soak => soak::TESTS,
         Suite::Entering => faults::ENTERING,
         Suite::Faults => faults::TESTS,

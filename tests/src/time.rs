@@ -15,14 +15,13 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use anyhow::{Context, Result, anyhow, ensure};
 use cohort_lab::inside::process::stay_on;
-use cohort_lab::inside::random::Random;
 use cohort_lab::outside::machine::Kind;
 use cohort_lab::outside::machine::bochs::{START_UNIX_S, TICKS_PER_S};
 use cohort_micro::Spec;
 use nix::libc;
 
 use crate::Test;
-use crate::host::{Guest, lab, locked, schedstat_ns};
+use crate::host::{Guest, lab};
 
 pub const TESTS: &[Test] = &[
     (
@@ -38,15 +37,13 @@ pub const TESTS: &[Test] = &[
     ),
 ];
 
-/// What tests/repeats runs several times and compares.
-pub const REPEATS: &[Test] = &[("what_guests_do_is_printed_to_the_ns", locks)];
-
 /// Instructions of one loop: a quarter of the time between two ticks of the host.
 const LOOP: u64 = 1_000_000;
 /// Loops of which the least counts.
 const LOOPS: usize = 5;
 
-fn ensure_exact() -> Result<()> {
+/// Refuses any other machine.
+pub fn ensure_exact() -> Result<()> {
     let machine = lab()?.machine;
     ensure!(
         machine == Kind::Exact,
@@ -55,7 +52,8 @@ fn ensure_exact() -> Result<()> {
     Ok(())
 }
 
-fn tsc() -> u64 {
+/// This CPU's TSC.
+pub fn tsc() -> u64 {
     // SAFETY: every amd64 CPU has RDTSC, and L1's kernel lets programs use it.
     unsafe { _rdtsc() }
 }
@@ -280,30 +278,5 @@ fn world_switches() -> Result<()> {
         "entering a guest and leaving it takes {ticks} ticks, not {BETWEEN_ENTRY_AND_EXIT:?}: 500 each and some 1,350 \
          instructions of KVM"
     );
-    Ok(())
-}
-
-/// Guests begin within a slice of the stock scheduler after each other.
-const LONGEST_DELAY: Duration = Duration::from_millis(4);
-
-/// Two guests that spin for a lock of their own under the stock scheduler.
-fn locks() -> Result<()> {
-    ensure_exact()?;
-    let lab = lab()?;
-    let mut random = Random::new(lab.seed);
-    let mut guests = Vec::new();
-    for name in ["a", "b"] {
-        sleep(random.below(LONGEST_DELAY));
-        guests.push(Guest::start(&locked(name, 2))?);
-    }
-    sleep(Duration::from_millis(300));
-    println!("    TSC {}", tsc());
-    for guest in &guests {
-        for vcpu in guest.micro.state.vcpus() {
-            ensure!(vcpu.progress > 0, "a vCPU did nothing");
-            let (ran_ns, waited_ns) = schedstat_ns(vcpu.tid as u32)?;
-            println!("    ran {ran_ns} ns, waited {waited_ns} ns: {vcpu:?}");
-        }
-    }
     Ok(())
 }

@@ -57,8 +57,12 @@ const SERVED: f64 = 0.95;
 fn part_served(vm: &VmStats) -> Result<f64> {
     let missed = |reason| vm.yields_missed.get(reason).copied().unwrap_or(0);
     let turns_ends = vm.windows * lab()?.guest_cpus.len() as u64;
-    let too_late = missed("lost").min(turns_ends);
-    println!("    turns' ends {turns_ends}, lost {}", missed("lost"));
+    let too_late = missed("lost");
+    println!("    turns' ends {turns_ends}, lost {too_late}");
+    ensure!(
+        too_late <= turns_ends,
+        "{too_late} yields were lost in {turns_ends} ends of turns"
+    );
     Ok((vm.yields_served + missed("elsewhere")) as f64 / (vm.yields_ready - too_late) as f64)
 }
 

@@ -4,13 +4,11 @@
 //!
 //! The guest's memory is a file in L1's memory. The workload counts in one page of it and prints that page's
 //! physical address once; from then on the counters are read out of the file whenever someone likes.
-use std::fmt;
 use std::fs::{self, File};
 use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Stdio};
-use std::str::FromStr;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
@@ -350,10 +348,8 @@ impl BootedGuest {
                 &fs::read_to_string(&guest.serial).unwrap_or_default(),
             ))
         })?;
-        self.counters = Some(CounterPage::open(CounterPlace {
-            memory: self.memory_directory.path().join(MEMORY),
-            address,
-        })?);
+        let memory = self.memory_directory.path().join(MEMORY);
+        self.counters = Some(CounterPage::open(&memory, address)?);
         self.vcpu_tids = vcpu_tids(self.pid())?;
         ensure!(
             self.vcpu_tids.len() == self.spec.topology.vcpus() as usize,
@@ -389,14 +385,6 @@ impl BootedGuest {
         self.counter_page()?
             .total()
             .with_context(|| format!("Guest {} cannot be counted", self.spec.name))
-    }
-
-    /// Where other processes can see it count.
-    ///
-    /// # Errors
-    /// Before `wait_until_counting`.
-    pub fn counter_place(&self) -> Result<&CounterPlace> {
-        Ok(&self.counter_page()?.place)
     }
 
     fn counter_page(&self) -> Result<&CounterPage> {
@@ -652,72 +640,29 @@ fn thread_situation(pid: u32, tid: u32) -> String {
     )
 }
 
-/// Where a guest counts: the file that is its memory, and an address in it. In text, ADDRESS@FILE.
-#[derive(Clone, Debug, PartialEq)]
-pub struct CounterPlace {
-    memory: PathBuf,
-    address: u64,
-}
-
-impl CounterPlace {
-    /// A file that has nothing but the page.
-    pub(super) fn file(path: PathBuf) -> Self {
-        Self {
-            memory: path,
-            address: 0,
-        }
-    }
-
-    /// Operations that the guest has done so far.
-    ///
-    /// # Errors
-    /// When it has gone.
-    pub fn operations(&self) -> Result<u64> {
-        CounterPage::open(self.clone())?.total()
-    }
-}
-
-impl fmt::Display for CounterPlace {
-    fn fmt(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(formatter, "{:#x}@{}", self.address, self.memory.display())
-    }
-}
-
-impl FromStr for CounterPlace {
-    type Err = anyhow::Error;
-
-    fn from_str(text: &str) -> Result<Self> {
-        let place = || {
-            let (address, memory) = text.strip_prefix("0x")?.split_once('@')?;
-            Some(Self {
-                memory: memory.into(),
-                address: u64::from_str_radix(address, 16).ok()?,
-            })
-        };
-        place().with_context(|| format!("\"{text}\" is not ADDRESS@FILE, as in 0x1f000@/dev/shm/x"))
-    }
-}
-
 /// The page in which a workload counts, seen from L1.
 pub(super) struct CounterPage {
-    place: CounterPlace,
     mapping: MmapRaw,
 }
 
 impl CounterPage {
-    pub(super) fn open(place: CounterPlace) -> Result<Self> {
-        let what = || format!("The counter page {place} cannot be mapped");
+    /// The page at `address` of the file that is a guest's memory.
+    pub(super) fn open(memory: &Path, address: u64) -> Result<Self> {
+        let what = || {
+            let memory = memory.display();
+            format!("The counter page at {address:#x} of {memory} cannot be mapped")
+        };
         let file = File::options()
             .read(true)
             .write(true)
-            .open(&place.memory)
+            .open(memory)
             .with_context(what)?;
         let mapping = MmapOptions::new()
-            .offset(place.address)
+            .offset(address)
             .len(COUNTER_PAGE_BYTES)
             .map_raw(&file)
             .with_context(what)?;
-        Ok(Self { place, mapping })
+        Ok(Self { mapping })
     }
 
     /// Sum of all threads' operations.
@@ -850,21 +795,10 @@ mod tests {
         }
         content[page + LATENCIES_OFFSET + 8 * 40] = 9;
         fs::write(&memory, content).unwrap();
-        let place = |address: usize| CounterPlace {
-            memory: memory.clone(),
-            address: address as u64,
-        };
-        assert_eq!(place(page).operations().unwrap(), 112);
-        let counters = CounterPage::open(place(page)).unwrap();
-        assert_eq!(counters.latencies().len(), 9);
-        assert!(place(0).operations().is_err());
-        assert_eq!(
-            place(page).to_string().parse::<CounterPlace>().unwrap(),
-            place(page)
-        );
-        for wrong in ["", "12@/x", "0x@/x", "0x12"] {
-            assert!(wrong.parse::<CounterPlace>().is_err(), "{wrong}");
-        }
+        let counters = |address: usize| CounterPage::open(&memory, address as u64).unwrap();
+        assert_eq!(counters(page).total().unwrap(), 112);
+        assert_eq!(counters(page).latencies().len(), 9);
+        assert!(counters(0).total().is_err());
     }
 
     #[test]

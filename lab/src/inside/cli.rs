@@ -2,7 +2,6 @@
 //! `lab inside …`: the commands that run in L1. Not for the user's machine.
 use std::process::ExitCode;
 
-use super::booted::CounterPlace;
 use super::info::LabInfo;
 use super::{demo, process};
 use crate::cell::Cell;
@@ -22,12 +21,6 @@ pub enum Command {
     },
     /// Draw and measure three VMs in locks under the stock scheduler, then under Cohort
     Demo(demo::Options),
-    /// Print how many operations booted guests have done together so far
-    Operations {
-        /// Where each of them counts: ADDRESS@FILE, an address in the file that is its memory
-        #[arg(required = true)]
-        places: Vec<CounterPlace>,
-    },
 }
 
 /// Runs a command; an error is printed and ends in exit code 1.
@@ -55,11 +48,6 @@ pub fn run(command: &Command) -> Result<()> {
             super::cell::run(&enter_lab()?, &cell, *each_mechanism)
         }
         Command::Demo(options) => demo::run(&enter_lab()?, options),
-        Command::Operations { places } => {
-            let operations = places.iter().map(CounterPlace::operations);
-            println!("{}", operations.sum::<Result<u64>>()?);
-            Ok(())
-        }
     }
 }
 

@@ -12,7 +12,7 @@ use cohort::wait::wait_for;
 use cohort_micro::Histogram;
 use tempfile::TempDir;
 
-use super::booted::{CounterPage, CounterPlace};
+use super::booted::CounterPage;
 use super::cgroup::Cgroup;
 use super::info::LabInfo;
 use super::process;
@@ -121,7 +121,7 @@ fn first_count(name: &str, process: &mut Child, page: &Path) -> Result<CounterPa
         }
         // The file is there before its content.
         let whole = fs::metadata(page).is_ok_and(|file| file.len() > 0);
-        let opened = whole.then(|| CounterPage::open(CounterPlace::file(page.into())));
+        let opened = whole.then(|| CounterPage::open(page, 0));
         let counters = opened.transpose()?;
         Ok(counters.filter(|counters| counters.total().is_ok_and(|total| total > 0)))
     })

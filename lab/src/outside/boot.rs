@@ -154,7 +154,8 @@ pub fn boot(options: &Options) -> Result<u8> {
     kind.check()?;
     let levels = [options.sockets, options.cores, options.threads];
     let topology = Topology::new(options.cpus, kind.default_cpus(), levels)?;
-    options.vendor.check(kind, topology)?;
+    options.vendor.check(kind)?;
+    topology.check(kind)?;
     let cache = Cache::open()?;
     let kernels = Kernels::load(&cache, false)?;
     let kernel = match &options.kernel {

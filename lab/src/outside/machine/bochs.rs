@@ -10,14 +10,14 @@ use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::thread;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use nix::fcntl::{FcntlArg, FdFlag, OFlag, fcntl};
 use nix::pty::openpty;
 use nix::unistd::ttyname;
 use sha2::{Digest, Sha256};
 
 use super::direct_load::{INITRD, Load, ROM_ADDRESS};
-use super::{Devices, Machine, Media, Running, Vendor, inherited, spawn};
+use super::{Devices, Machine, Media, Running, Topology, Vendor, inherited, spawn};
 use crate::outside::cache::{Cache, CacheLock, WorkDir, recorded};
 use crate::outside::mirror::{Mirror, Suite};
 use crate::outside::tool::{self, io_sentence};
@@ -42,7 +42,7 @@ macro_rules! patch {
 }
 
 /// What is changed in Bochs: file name and content, in the order in which they are applied.
-const PATCHES: [(&str, &str); 19] = [
+const PATCHES: [(&str, &str); 20] = [
     patch!("0001-exact-time.patch"),
     patch!("0002-rip-after-exceptions.patch"),
     patch!("0003-costs.patch"),
@@ -62,6 +62,7 @@ const PATCHES: [(&str, &str); 19] = [
     patch!("0017-vectoring-of-virtual-interrupts.patch"),
     patch!("0018-intel-topology.patch"),
     patch!("0019-intel-frequency.patch"),
+    patch!("0020-interrupts-of-masked-guests.patch"),
 ];
 
 /// Several CPUs, SVM, VMX, and all that makes it quick; no window, no debugger.
@@ -94,6 +95,10 @@ pub const TICKS_PER_S: u32 = 1_000_000_000;
 pub const START_UNIX_S: u32 = 1_767_225_600;
 /// Bochs keeps no more of L1's memory in ours; what is touched beyond goes to a temporary file and back.
 pub const MOST_IN_MEMORY_MIB: u32 = 2048;
+/// What Bochs can count; of cores since 0007-limits.patch.
+const MOST_CORES_PER_SOCKET: u32 = 64;
+const MOST_THREADS_PER_CORE: u32 = 4;
+const MOST_CPUS: u32 = 254;
 /// Bochs' disks are whole cylinders of 16 heads and 63 sectors of 512 bytes.
 pub const CYLINDER_BYTES: u64 = 16 * 63 * 512;
 
@@ -191,6 +196,37 @@ impl Bochs {
             far_end: Some(far_end),
         })
     }
+}
+
+/// Refuses what Bochs cannot be, or what Linux would take for something else. Its CPUs have the APIC ids from 0 on,
+/// without gaps. Linux has whole bits of them for the thread and for the core: a second core, or a second socket, begins
+/// where it looks for it only if a power of two comes before.
+pub(super) fn check_topology(topology: Topology) -> Result<()> {
+    let Topology {
+        sockets,
+        cores,
+        threads,
+    } = topology;
+    let remedy = "Change a count, or boot the fast machine (--quick) if the command needs no time.";
+    ensure!(
+        cores <= MOST_CORES_PER_SOCKET
+            && threads <= MOST_THREADS_PER_CORE
+            && topology.cpus() <= MOST_CPUS,
+        "The exact machine has at most {MOST_CORES_PER_SOCKET} cores per socket, {MOST_THREADS_PER_CORE} threads per \
+         core and {MOST_CPUS} CPUs, not {topology}. {remedy}"
+    );
+    ensure!(
+        threads.is_power_of_two() || sockets * cores == 1,
+        "On the exact machine the threads of a core are 1, 2 or 4 where there are several cores: with {topology} L1 \
+         would have cores of other sizes. {remedy}"
+    );
+    let of_a_socket = cores * threads;
+    ensure!(
+        of_a_socket.is_power_of_two() || sockets == 1,
+        "On the exact machine the CPUs of a socket are a power of two where there are several sockets: with {topology}, \
+         {of_a_socket} in each, L1 would have sockets of other sizes. {remedy}"
+    );
+    Ok(())
 }
 
 /// What every run has: CPUs, memory, clock, firmware.
@@ -352,6 +388,45 @@ mod tests {
             let why = text.lines().next().unwrap_or_default();
             assert!(why.len() > 30 && !why.starts_with("---"), "{name}: {why}");
             assert!(text.contains("\n--- a/"), "{name} changes nothing");
+        }
+    }
+
+    fn topology([sockets, cores, threads]: [u32; 3]) -> Topology {
+        Topology {
+            sockets,
+            cores,
+            threads,
+        }
+    }
+
+    #[test]
+    fn counts_that_linux_reads_as_they_are_meant_are_booted() {
+        for counts in [
+            [1, 9, 1],
+            [1, 3, 2],
+            [1, 1, 3],
+            [3, 1, 1],
+            [3, 2, 1],
+            [2, 2, 2],
+        ] {
+            check_topology(topology(counts)).unwrap();
+        }
+    }
+
+    #[test]
+    fn counts_that_linux_would_read_otherwise_are_refused_with_a_remedy() {
+        for (counts, word) in [
+            ([2, 3, 1], "3 in each"),
+            ([2, 3, 2], "6 in each"),
+            ([1, 2, 3], "threads of a core"),
+            ([2, 1, 3], "threads of a core"),
+            ([1, 1, 8], "at most"),
+            ([1, 65, 1], "at most"),
+            ([8, 32, 1], "at most"),
+        ] {
+            let error = check_topology(topology(counts)).unwrap_err().to_string();
+            assert!(error.contains(word), "{error}");
+            assert!(error.contains("--quick"), "{error}");
         }
     }
 

@@ -137,21 +137,11 @@ impl Vendor {
         }
     }
 
-    /// Refuses what such CPUs cannot be.
-    pub fn check(self, kind: Kind, topology: Topology) -> Result<()> {
-        if self == Self::Amd {
-            return Ok(());
-        }
+    /// Refuses to choose where the CPUs are what they are.
+    pub fn check(self, kind: Kind) -> Result<()> {
         ensure!(
-            kind == Kind::Exact,
+            self == Self::Amd || kind == Kind::Exact,
             "--vendor is for the exact machine: the others have the CPUs they have."
-        );
-        // Linux takes a CPU's place from bits of its APIC id, and the firmware numbers CPUs without gaps.
-        let of_a_socket = topology.cores * topology.threads;
-        ensure!(
-            topology.threads.is_power_of_two()
-                && (topology.sockets == 1 || of_a_socket.is_power_of_two()),
-            "Several sockets of Intel need 1, 2, 4, 8, … CPUs each, and cores as many threads: {topology} does not fit."
         );
         Ok(())
     }
@@ -207,6 +197,15 @@ impl Topology {
             topology.cpus()
         );
         Ok(topology)
+    }
+
+    /// Refuses what the machine would not have as it is asked for.
+    pub fn check(self, kind: Kind) -> Result<()> {
+        match kind {
+            Kind::Exact => bochs::check_topology(self),
+            // QEMU leaves gaps between APIC ids, so that any counts are right.
+            Kind::Fast | Kind::Hardware => Ok(()),
+        }
     }
 
     /// How many CPUs that is.
@@ -456,15 +455,17 @@ mod tests {
     }
 
     #[test]
-    fn intels_sockets_have_cpus_of_a_power_of_two() {
-        let check = |kind, sockets, cores| {
-            let topology = Topology::new(None, 2, [Some(sockets), Some(cores), None]).unwrap();
-            Vendor::Intel.check(kind, topology).is_ok()
-        };
-        assert!(check(Kind::Exact, 2, 4));
-        assert!(check(Kind::Exact, 1, 3));
-        assert!(!check(Kind::Exact, 2, 3));
-        assert!(!check(Kind::Fast, 1, 2));
+    fn the_vendor_is_chosen_on_the_exact_machine_only() {
+        assert!(Vendor::Intel.check(Kind::Exact).is_ok());
+        assert!(Vendor::Intel.check(Kind::Fast).is_err());
+        assert!(Vendor::Amd.check(Kind::Fast).is_ok());
+    }
+
+    #[test]
+    fn the_fast_machine_has_any_counts_and_the_exact_one_not() {
+        let topology = Topology::new(Some(6), 2, [Some(2), None, None]).unwrap();
+        assert!(topology.check(Kind::Fast).is_ok());
+        assert!(topology.check(Kind::Exact).is_err());
     }
 
     #[test]
