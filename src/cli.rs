@@ -14,7 +14,7 @@ use crate::stats::{StatsOptions, stats};
 use crate::top::{TopOptions, top};
 use crate::watch::{WatchOptions, watch};
 use clap::{Parser, Subcommand};
-use std::io::{self, Write};
+use std::io::Write;
 
 /// Schedules the virtual CPUs of KVM hosts that run more vCPUs than they have CPUs
 ///
@@ -109,7 +109,7 @@ pub fn main() -> Exit {
         Ok(()) => Exit::Success,
         Err(failure) => {
             // Not a log line: it must be seen whatever RUST_LOG says. If nobody can see it, the exit code still says why.
-            let _ = writeln!(io::stderr(), "cohort: {failure}");
+            let _ = writeln!(logging::stderr(), "cohort: {failure}");
             failure.exit()
         }
     }

@@ -5,7 +5,6 @@ use crate::exit::{Exit, Failure};
 use crate::host::instance::{Claimed, Instance};
 use crate::host::paths::Host;
 use crate::host::preflight;
-use crate::limits;
 use crate::mechanism::Switch;
 use crate::metrics::{HostStats, Reading};
 use crate::printer::Printer;
@@ -37,11 +36,6 @@ pub fn run(options: &RunOptions, host: &Host) -> Result<(), Failure> {
     let _instance = claim_instance(host)?;
     preflight::check_now(host)?;
 
-    // Clients of the sockets keep files open, and what is read of the host meanwhile must not lack any: whether cookies
-    // came, for example, without which Cohort has to leave.
-    if let Err(error) = limits::raise_open_files() {
-        tracing::warn!("many clients may use up the files of this process: {error}");
-    }
     let told_to_leave = watch_signals()?;
     let mut server = None;
     loop {

@@ -20,9 +20,13 @@ use scx_utils::{ScxExitKind, scx_ops_attach, scx_ops_load, scx_ops_open, uei_exi
 use skel::{BpfSkel, BpfSkelBuilder, OpenBpfSkel};
 use std::collections::BTreeSet;
 use std::mem::MaybeUninit;
-use std::panic::catch_unwind;
 use std::ptr;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
 
+/// A reader of the kernel's message and its dump has this long for them.
+const REPORT_PATIENCE: Duration = Duration::from_secs(3);
 /// Groups are read in parts of this many, which fit in a few hundred KiB.
 const GROUPS_PER_READ: u32 = 512;
 
@@ -261,10 +265,14 @@ impl<'object> Scheduler<'object> {
         drop(link);
         let kind = uei_read_kind(&skel);
         let info = uei_read!(&skel, uei);
-        // It prints to standard error, and panics if nobody takes that; what is to be done now does not depend on it.
-        let report = catch_unwind(|| info.report()).unwrap_or(Ok(()));
+        let should_restart = info.should_restart();
+        // It prints to standard error. That panics when nobody can read it and takes forever while nobody does, and what is to
+        // be done now depends on neither.
+        let (sender, reported) = channel();
+        let _ = thread::Builder::new().spawn(move || sender.send(info.report()));
+        let report = reported.recv_timeout(REPORT_PATIENCE).unwrap_or(Ok(()));
         match report {
-            Ok(()) if info.should_restart() => Ending::Restart,
+            Ok(()) if should_restart => Ending::Restart,
             report => ending(kind, report),
         }
     }

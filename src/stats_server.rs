@@ -13,7 +13,7 @@ use crate::host::paths::Host;
 use crate::host::private;
 use crate::mechanism::Switch;
 use crate::metrics::{HostStats, MechanismStats, Reading, VmStats};
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use crossbeam_channel::{Receiver, Select, Sender};
 use nix::unistd::{Gid, Group};
 use scx_stats::prelude::*;
@@ -21,6 +21,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
+use std::thread;
 use std::time::Duration;
 
 /// The group whose members may read statistics, if this host has it.
@@ -195,7 +196,19 @@ struct Socket {
 impl Socket {
     /// Opens it for this user alone. What another run left there is replaced.
     fn open(data: StatsServerData<Request, Answer>, path: PathBuf) -> Result<Self> {
-        let server = private::narrowly(|| Server::new(data).set_path(&path).launch())
+        let server = Server::new(data).set_path(&path);
+        // The threads that serve have the files of the one that starts them.
+        let launch = thread::Builder::new().spawn(|| {
+            own_files()?;
+            private::narrowly(|| server.launch())
+        });
+        let server = launch
+            .map_err(anyhow::Error::new)
+            .and_then(|launch| {
+                launch
+                    .join()
+                    .unwrap_or_else(|_| bail!("no thread serves it"))
+            })
             .with_context(|| {
                 format!(
                     "the socket {} cannot be opened; check that its folder is writable",
@@ -220,6 +233,19 @@ impl Drop for Socket {
         if let Err(error) = fs::remove_file(&self.path) {
             tracing::warn!("{} cannot be removed: {error}", self.path.display());
         }
+    }
+}
+
+/// Gives this thread, and those that it starts, a table of files of their own, without the files that are open now. So
+/// connections of clients, however many there are, use up no file that something else needs: without any, Cohort could not
+/// see whether core-scheduling cookies came, and would have to leave.
+fn own_files() -> io::Result<()> {
+    const FIRST_AFTER_STANDARD_ONES: libc::c_uint = 3;
+    let flags = libc::CLOSE_RANGE_UNSHARE as libc::c_int;
+    // SAFETY: it takes numbers only. What it closes stays open for whoever uses it, in the table of all other threads.
+    match unsafe { libc::close_range(FIRST_AFTER_STANDARD_ONES, libc::c_uint::MAX, flags) } {
+        0 => Ok(()),
+        _ => Err(io::Error::last_os_error()),
     }
 }
 
