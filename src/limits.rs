@@ -1,25 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! What the kernel lets this process have of something.
 
+use nix::sys::resource::{Resource, getrlimit, setrlimit};
 use std::io;
 
 /// Lets this process have as many files open as it may: what shells and systemd give by default, 1,024, is for programs
-/// that use select(). Clients that keep connections open then use up no file that something else needs.
+/// that use select().
 pub fn raise_open_files() -> io::Result<()> {
-    let mut limit = libc::rlimit {
-        rlim_cur: 0,
-        rlim_max: 0,
-    };
-    // SAFETY: getrlimit writes one rlimit through a valid pointer.
-    if unsafe { libc::getrlimit(libc::RLIMIT_NOFILE, &raw mut limit) } != 0 {
-        return Err(io::Error::last_os_error());
-    }
-    limit.rlim_cur = limit.rlim_max;
-    // SAFETY: setrlimit reads one rlimit through a valid pointer.
-    match unsafe { libc::setrlimit(libc::RLIMIT_NOFILE, &raw const limit) } {
-        0 => Ok(()),
-        _ => Err(io::Error::last_os_error()),
-    }
+    let (_, most) = getrlimit(Resource::RLIMIT_NOFILE)?;
+    Ok(setrlimit(Resource::RLIMIT_NOFILE, most, most)?)
 }
 
 #[cfg(test)]

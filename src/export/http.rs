@@ -112,8 +112,9 @@ struct Server<M> {
 /// Bounds what clients of `listener` can make the kernel keep.
 pub fn bound_clients(listener: &TcpListener) -> io::Result<()> {
     let socket = SockRef::from(listener);
-    // Its connections inherit it.
+    // Its connections inherit both. What a client sends before it is answered is a header.
     socket.set_send_buffer_size(SEND_BUFFER)?;
+    socket.set_recv_buffer_size(MOST_HEADER)?;
     socket.listen(MOST_UNTAKEN)
 }
 
