@@ -2,29 +2,23 @@
 //! Loading, on the newest kernel of each series: the verifier accepts every program, a VM is recognised, and all is left as it was.
 
 use std::collections::BTreeMap;
-use std::fs::File;
-use std::io::{Write, pipe};
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use cohort::compare::notify::Notifications;
 use cohort::compare::scheduler;
 use cohort::exit::Exit;
 use cohort::wait::wait_for;
 use cohort_lab::inside::cgroup::CpuMax;
-use cohort_lab::inside::process::start;
-use nix::sys::signal::{Signal, kill};
-use nix::unistd::Pid;
 use serde_json::Value;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, PATIENCE, Service, Setting, back_to_stock, busy, cohort_stats, lab, locked,
-    refused, refused_without_root, start_cohort, start_cohort_patiently, stop_cohort, vcpus_of,
-    vm_stats, wait_until_ready, watch,
+    Guest, HostLoad, PATIENCE, Setting, busy, cohort_stats, lab, locked, refused,
+    refused_without_root, start_cohort, start_cohort_patiently, stop_cohort, vcpus_of, vm_stats,
+    watch,
 };
 
 pub const TESTS: &[Test] = &[
@@ -55,7 +49,6 @@ pub const TESTS: &[Test] = &[
         "a_second_instance_is_refused_with_its_own_exit_code",
         second_instance,
     ),
-    ("a_full_disk_or_nobody_who_reads_ends_nothing", nobody_reads),
     (
         "without_privileges_it_is_refused_with_its_own_exit_code",
         no_privileges,
@@ -268,43 +261,6 @@ fn second_instance() -> Result<()> {
         "running",
     )?;
     stop_cohort(cohort)
-}
-
-/// Tables are to be printed each second, and cannot be: it schedules all the same, and leaves when it is told to.
-fn nobody_reads() -> Result<()> {
-    back_to_stock()?;
-    let full = || File::options().write(true).open("/dev/full");
-    let (reader, closed) = pipe()?;
-    drop(reader);
-    let (_reader, not_read) = pipe()?;
-    // As much as it takes: the next write waits for a reader.
-    (&not_read).write_all(&[b'x'; 64 << 10])?;
-    for (what, stdout, stderr) in [
-        ("a full disk", Stdio::from(full()?), Stdio::from(full()?)),
-        ("a closed pipe", Stdio::from(closed), Stdio::inherit()),
-        (
-            "a pipe that is full",
-            Stdio::from(not_read),
-            Stdio::inherit(),
-        ),
-    ] {
-        let notifications = Notifications::new()?;
-        let mut command = Command::new("cohort");
-        command
-            .args(["run", "--stats", "1"])
-            .env("NOTIFY_SOCKET", notifications.path())
-            .stdout(stdout)
-            .stderr(stderr);
-        let mut service = Service(start(command, &[], None)?);
-        wait_until_ready("cohort run", &notifications)?;
-        sleep(Duration::from_secs(3));
-        cohort_stats()?;
-        ensure!(service.0.try_wait()?.is_none(), "{what} ended it");
-        kill(Pid::from_raw(service.0.id() as i32), Signal::SIGTERM)?;
-        let status = service.0.wait()?;
-        ensure!(status.success(), "with {what} it ended with {status}");
-    }
-    Ok(())
 }
 
 fn no_privileges() -> Result<()> {
