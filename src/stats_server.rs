@@ -20,6 +20,7 @@ use scx_stats::prelude::*;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io;
+use std::mem;
 use std::path::{Path, PathBuf};
 use std::thread;
 use std::time::Duration;
@@ -186,8 +187,6 @@ fn open_control(host: &Host, at_load: Reading) -> Result<Socket> {
 
 /// A socket and who serves it.
 struct Socket {
-    /// There until it is dropped.
-    server: Option<Server>,
     requests: Receiver<Request>,
     answers: Sender<Answer>,
     path: PathBuf,
@@ -216,8 +215,9 @@ impl Socket {
                 )
             })?;
         let (answers, requests) = server.channels();
+        // It lives as long as the process. To end it takes a connection to the socket, which waits while clients fill its queue.
+        mem::forget(server);
         Ok(Self {
-            server: Some(server),
             requests,
             answers,
             path,
@@ -228,8 +228,6 @@ impl Socket {
 impl Drop for Socket {
     /// Removes the socket, so that the host is left as it was found.
     fn drop(&mut self) {
-        // The server's own end connects to the socket once, so it goes first.
-        drop(self.server.take());
         if let Err(error) = fs::remove_file(&self.path) {
             tracing::warn!("{} cannot be removed: {error}", self.path.display());
         }

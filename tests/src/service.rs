@@ -8,7 +8,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
-use std::thread::sleep;
+use std::thread::{sleep, spawn};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
@@ -22,7 +22,7 @@ use nix::unistd::Pid;
 
 use crate::Test;
 use crate::host::{
-    Guest, PATIENCE, Service, back_to_stock, cohort_stats, refused, set, vm_stats,
+    Guest, PATIENCE, Service, Setting, back_to_stock, cohort_stats, refused, set, vm_stats,
     wait_for_sched_ext, wait_until_ready,
 };
 
@@ -104,23 +104,25 @@ fn nobody_reads() -> Result<()> {
     Ok(())
 }
 
-/// As many clients of the statistics as the files of a process last for: cookies are looked for, and mechanisms switched, all
-/// the same.
+/// Clients of the statistics use up the files of those who serve them, and the queue of those who wait: cookies are looked for,
+/// and mechanisms switched, all the same, and Cohort leaves when it is told to.
 fn many_clients() -> Result<()> {
-    const FILES: usize = 512;
-    /// Each takes two; those that find none wait in the kernel.
-    const CLIENTS: usize = FILES / 2 + 50;
     const COOKIE_PERIOD: Duration = Duration::from_secs(5);
+    let _queue = Setting::set("/proc/sys/net/core/somaxconn", "32")?;
     let mut command = Command::new("prlimit");
-    command.args([&format!("--nofile={FILES}:{FILES}"), "cohort", "run"]);
+    command.args(["--nofile=512:512", "cohort", "run"]);
     let run = Run::start(command)?;
-    let clients = (0..CLIENTS).map(|_| UnixStream::connect(STATS));
-    let clients = clients.collect::<std::io::Result<Vec<_>>>()?;
+    // The last one waits until the socket is gone.
+    let clients = spawn(|| {
+        let clients = (0..).map_while(|_| UnixStream::connect(STATS).ok());
+        clients.collect::<Vec<_>>().len()
+    });
     sleep(2 * COOKIE_PERIOD);
     set(&["ipi=off"])?;
-    drop(clients);
-    cohort_stats()?;
-    run.stop("many clients")
+    run.stop("many clients")?;
+    let clients = clients.join().ok().context("the clients failed")?;
+    ensure!(clients > 256, "{clients} clients do not use up 512 files");
+    Ok(())
 }
 
 /// systemd, which is the first process for itself and what it starts.
