@@ -1,14 +1,50 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Builds the BPF objects and their Rust skeletons. Which clang does it is said in .cargo/config.toml.
+//! Builds the BPF objects and their Rust skeletons, and the Rust types of intf.h. Which clang does it is said in
+//! .cargo/config.toml.
+
+use bindgen::callbacks::{DeriveInfo, ParseCallbacks};
+use std::env;
+use std::path::Path;
+
+/// Structs of intf.h that are read from bytes which the kernel gives.
+const READ_FROM_BYTES: [&str; 6] = [
+    "cohort_group",
+    "group_stats",
+    "taker_key",
+    "taker_stats",
+    "vcpu_counters",
+    "vcpu_waits",
+];
+
+/// Derives for them that any bytes are a value. bytemuck refuses that for a struct with a field of which it is not true.
+#[derive(Debug)]
+struct AnyBitPattern;
+
+impl ParseCallbacks for AnyBitPattern {
+    fn add_derives(&self, of: &DeriveInfo<'_>) -> Vec<String> {
+        match READ_FROM_BYTES.contains(&of.name) {
+            true => vec![String::from("bytemuck::AnyBitPattern")],
+            false => Vec::new(),
+        }
+    }
+}
 
 fn main() {
     for (source, name) in [("bpf/sched.bpf.c", "bpf"), ("bpf/observe.bpf.c", "observe")] {
         scx_cargo::BpfBuilder::new()
             .expect("clang 19 is needed to build the BPF programs: run lab/setup")
-            .enable_intf("bpf/intf.h", "bpf_intf.rs")
             .enable_skel(source, name)
             .build()
             .unwrap_or_else(|error| panic!("{source} does not build: {error:#}"));
     }
+    let folder = env::var_os("OUT_DIR").expect("cargo says where results go");
+    bindgen::Builder::default()
+        .header("bpf/intf.h")
+        .clang_args(["-target", "bpf"])
+        .parse_callbacks(Box::new(AnyBitPattern))
+        .generate()
+        .expect("the types of bpf/intf.h cannot be told from it")
+        .write_to_file(Path::new(&folder).join("bpf_intf.rs"))
+        .expect("cargo's own folder is writable");
     println!("cargo:rerun-if-changed=bpf");
 }

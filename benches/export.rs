@@ -1,13 +1,18 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! What a scrape of a host with 1,000 VMs costs `cohort export`: time and memory, from a recording. `make bench CASE=export`.
+//! What a scrape of a host with 1,000 VMs costs `cohort export`: time and memory, from a recording; alone, and beside 1,000
+//! clients that are slow, silent or hostile. `make bench CASE=export`.
 
 use anyhow::{Context, Result, ensure};
+use cohort::limits::raise_open_files;
 use cohort::recording::Recorder;
 use cohort::view::{HostView, TakerView, VcpuView, VmView};
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::process::{Child, Command};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 const VMS: u32 = 1000;
@@ -15,6 +20,8 @@ const VCPUS: u32 = 4;
 const SCRAPES: usize = 20;
 const MOST_MS: f64 = 100.0;
 const MOST_MIB: f64 = 50.0;
+/// Clients that no honest scrape may wait for.
+const HOSTILE: usize = 1000;
 const ADDRESS: &str = "127.0.0.1:9746";
 /// More often nothing is read.
 const PAUSE: Duration = Duration::from_millis(600);
@@ -50,6 +57,15 @@ fn main() -> Result<()> {
         );
         std::thread::sleep(PAUSE);
     }
+    measure("alone", &export)?;
+    raise_open_files().context("more files than that cannot be open")?;
+    let hostile = Hostile::begin();
+    measure(&format!("beside {HOSTILE} hostile clients"), &export)?;
+    hostile.end()
+}
+
+/// Scrapes, and prints and checks how long it takes.
+fn measure(how: &str, export: &Export) -> Result<()> {
     let mut times_ms = Vec::new();
     let mut bytes = 0;
     for _ in 0..SCRAPES {
@@ -62,8 +78,8 @@ fn main() -> Result<()> {
     let (median_ms, worst_ms) = (times_ms[SCRAPES / 2], times_ms[SCRAPES - 1]);
     let peak_mib = peak_mib(export.0.id())?;
     println!(
-        "{VMS} VMs, {SCRAPES} scrapes of {:.1} MiB: median {median_ms:.1} ms, worst {worst_ms:.1} ms; memory {peak_mib:.1} MiB \
-         at most",
+        "{VMS} VMs, {SCRAPES} scrapes of {:.1} MiB, {how}: median {median_ms:.1} ms, worst {worst_ms:.1} ms; memory \
+         {peak_mib:.1} MiB at most",
         bytes as f64 / f64::from(1 << 20)
     );
     ensure!(
@@ -71,6 +87,64 @@ fn main() -> Result<()> {
         "more than {MOST_MS} ms or {MOST_MIB} MiB"
     );
     Ok(())
+}
+
+/// Clients that come again whenever they are let go, until it ends.
+struct Hostile {
+    end: Arc<AtomicBool>,
+    thread: JoinHandle<usize>,
+}
+
+impl Hostile {
+    fn begin() -> Self {
+        let end = Arc::new(AtomicBool::new(false));
+        let told_to_end = Arc::clone(&end);
+        let thread = std::thread::spawn(move || {
+            let mut clients: Vec<Option<TcpStream>> = (0..HOSTILE).map(attack).collect();
+            let mut attacks = HOSTILE;
+            while !told_to_end.load(Ordering::Relaxed) {
+                std::thread::sleep(Duration::from_millis(100));
+                for (number, client) in clients.iter_mut().enumerate() {
+                    // A byte each now and then, as of a header that never ends; nothing is read.
+                    let is_open = client
+                        .as_mut()
+                        .is_some_and(|client| number % 4 != 1 || client.write_all(b"x").is_ok());
+                    if !is_open || has_ended(client.as_ref()) {
+                        *client = attack(number);
+                        attacks += 1;
+                    }
+                }
+            }
+            attacks
+        });
+        Self { end, thread }
+    }
+
+    fn end(self) -> Result<()> {
+        self.end.store(true, Ordering::Relaxed);
+        let attacks = self.thread.join().ok().context("the clients failed")?;
+        println!("{attacks} connections of hostile clients");
+        Ok(())
+    }
+}
+
+/// Whether the server closed it; what it sent meanwhile stays unread.
+fn has_ended(client: Option<&TcpStream>) -> bool {
+    client.is_none_or(|client| client.peek(&mut [0]).is_ok_and(|bytes| bytes == 0))
+}
+
+/// One of four: silent, one whose header never ends, one that reads no answer, one that talks nonsense.
+fn attack(number: usize) -> Option<TcpStream> {
+    let mut client = TcpStream::connect(ADDRESS).ok()?;
+    client.set_nonblocking(true).ok()?;
+    let request: &[u8] = match number % 4 {
+        0 => b"",
+        1 => b"GET /metrics HTTP/1.1\r\nX: ",
+        2 => b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n",
+        _ => b"\0\xff\r\n\r\n",
+    };
+    client.write_all(request).ok()?;
+    Some(client)
 }
 
 /// A window of a second in which each VM did something of everything.

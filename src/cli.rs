@@ -14,6 +14,7 @@ use crate::stats::{StatsOptions, stats};
 use crate::top::{TopOptions, top};
 use crate::watch::{WatchOptions, watch};
 use clap::{Parser, Subcommand};
+use std::io::Write;
 
 /// Schedules the virtual CPUs of KVM hosts that run more vCPUs than they have CPUs
 ///
@@ -40,14 +41,16 @@ enum Command {
     /// Show what a running `cohort run` counts, per VM
     ///
     /// The first table covers the time since Cohort took over, each further one
-    /// the time since the one before.
+    /// the time since the one before. For root, and for members of the group
+    /// `cohort`, if there was one when `cohort run` started.
     #[command(after_long_help = exit_code_help())]
     Stats(StatsOptions),
     /// Switch mechanisms of a running `cohort run` on and off, and show their effects
     ///
     /// Without arguments it lists all mechanisms: their state, how often each
     /// changed who runs, or for how long, since Cohort took over, and what it
-    /// does. A switch counts at once, for all VMs, until `cohort run` ends.
+    /// does. A switch counts at once, for all VMs, until `cohort run` ends. For
+    /// root only.
     #[command(after_long_help = exit_code_help())]
     Set(SetOptions),
     /// Show what the vCPUs of this host do, under whatever scheduler it has
@@ -105,8 +108,8 @@ pub fn main() -> Exit {
     match result {
         Ok(()) => Exit::Success,
         Err(failure) => {
-            // Not a log line: it must be seen whatever RUST_LOG says.
-            eprintln!("cohort: {failure}");
+            // Not a log line: it must be seen whatever RUST_LOG says. If nobody can see it, the exit code still says why.
+            let _ = writeln!(logging::stderr(), "cohort: {failure}");
             failure.exit()
         }
     }

@@ -104,7 +104,9 @@ impl Exit {
             Exit::Config => "configuration file missing or wrong",
             Exit::OutputClosed => "standard output was closed by its reader",
             Exit::BadRecording => "a recording is missing, damaged or of another format",
-            Exit::NoPrivileges => "not root, or capabilities missing",
+            Exit::NoPrivileges => {
+                "not root, or capabilities missing; for `stats`, `set`: the caller may not connect"
+            }
             Exit::NoSchedExt => "kernel without sched_ext, or older than 7.2",
             Exit::UnsoundBtf => "kernel whose BTF does not describe sched_ext soundly",
             Exit::OtherScheduler => "another sched_ext scheduler is loaded",

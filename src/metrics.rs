@@ -437,8 +437,7 @@ mod tests {
     const SECOND_NS: u64 = 1_000_000_000;
 
     fn nothing() -> intf::cohort_group {
-        // SAFETY: a struct of integers only; all bits zero is a value of each.
-        unsafe { std::mem::zeroed() }
+        bytemuck::Zeroable::zeroed()
     }
 
     fn group(number: u32, kind: intf::group_kind, parent: u32) -> GroupReading {

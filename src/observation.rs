@@ -423,8 +423,7 @@ mod tests {
     const SECOND_NS: u64 = 1_000_000_000;
 
     fn vcpu(tid: i32, tgid: u32, vcpu_id: u32) -> intf::vcpu_counters {
-        // SAFETY: a struct of integers only; all bits zero is a value of each.
-        let nothing: intf::vcpu_counters = unsafe { std::mem::zeroed() };
+        let nothing: intf::vcpu_counters = bytemuck::Zeroable::zeroed();
         intf::vcpu_counters {
             kvm: 1,
             tgid,

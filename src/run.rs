@@ -7,12 +7,14 @@ use crate::host::paths::Host;
 use crate::host::preflight;
 use crate::mechanism::Switch;
 use crate::metrics::{HostStats, Reading};
+use crate::printer::Printer;
 use crate::scheduler::{Ending, Scheduler, monotonic_ns};
 use crate::settings::{RunOptions, Settings};
 use crate::signals::watch_signals;
 use crate::stats_server::StatsServer;
 use crate::{systemd, table};
 use anyhow::Result;
+use std::io;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -42,7 +44,7 @@ pub fn run(options: &RunOptions, host: &Host) -> Result<(), Failure> {
         // It stays when the scheduler is loaded anew, and its clients with it.
         let server = match &mut server {
             Some(server) => server,
-            none => none.insert(StatsServer::open(host, Reading::at_load(monotonic_ns()?))?),
+            none => none.insert(StatsServer::open(host, &Reading::at_load(monotonic_ns()?))),
         };
         let mut watch = Watch::new(scheduler, server, &told_to_leave, &settings, host)?;
         systemd::ready("Scheduling this host");
@@ -108,20 +110,21 @@ enum End {
 /// Watches over a loaded scheduler.
 struct Watch<'a, 'object> {
     scheduler: Scheduler<'object>,
-    server: &'a StatsServer,
+    server: &'a mut StatsServer,
     told_to_leave: &'a AtomicBool,
     host: &'a Host,
     cookies: Every,
     kvm: Every,
     exceptions: Every,
     table: Option<Every>,
+    printer: Option<Printer>,
     last_table: Reading,
 }
 
 impl<'a, 'object> Watch<'a, 'object> {
     fn new(
         scheduler: Scheduler<'object>,
-        server: &'a StatsServer,
+        server: &'a mut StatsServer,
         told_to_leave: &'a AtomicBool,
         settings: &Settings,
         host: &'a Host,
@@ -137,6 +140,7 @@ impl<'a, 'object> Watch<'a, 'object> {
             table: settings
                 .stats_seconds
                 .map(|seconds| Every::new(Duration::from_secs(seconds))),
+            printer: settings.stats_seconds.and_then(|_| printer()),
             last_table: Reading::at_load(monotonic_ns()?),
         })
     }
@@ -163,23 +167,23 @@ impl<'a, 'object> Watch<'a, 'object> {
                 preflight::check_no_cookies(self.host)?;
             }
             if self.table.as_mut().is_some_and(Every::is_due) {
-                self.print_table()?;
+                self.print_table();
             }
             let scheduler = &mut self.scheduler;
             self.server.answer(ATTENTION_PERIOD, |switches| {
                 switches.iter().for_each(|&switch| make(switch, scheduler));
                 scheduler.read()
-            })?;
+            });
         }
     }
 
-    fn print_table(&mut self) -> Result<(), Failure> {
+    fn print_table(&mut self) {
         let now = match self.scheduler.read() {
             Ok(now) => now,
             // Scheduling goes on without being looked at.
             Err(error) => {
                 tracing::warn!("no table this time: {error:#}");
-                return Ok(());
+                return;
             }
         };
         let stats = HostStats::between(&self.last_table, &now);
@@ -189,8 +193,17 @@ impl<'a, 'object> Watch<'a, 'object> {
             stats.vms.len(),
             stats.vms_share_pct
         ));
-        table::print(&(table::render(&stats) + "\n"))
+        if let Some(printer) = &mut self.printer {
+            printer.print(table::render(&stats) + "\n");
+        }
     }
+}
+
+fn printer() -> Option<Printer> {
+    let printer = Printer::new(io::stdout());
+    printer
+        .inspect_err(|error| tracing::warn!("there are no tables: {error:#}; scheduling goes on"))
+        .ok()
 }
 
 fn make(switch: Switch, scheduler: &mut Scheduler<'_>) {

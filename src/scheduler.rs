@@ -16,12 +16,17 @@ use crate::settings::Settings;
 use crate::sight::{Seen, load_hooks};
 use anyhow::{Context, Result, bail, ensure};
 use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, OpenObject};
-use scx_utils::{ScxExitKind, scx_ops_attach, scx_ops_load, scx_ops_open, uei_exited, uei_report};
+use scx_utils::{ScxExitKind, scx_ops_attach, scx_ops_load, scx_ops_open, uei_exited, uei_read};
 use skel::{BpfSkel, BpfSkelBuilder, OpenBpfSkel};
 use std::collections::BTreeSet;
 use std::mem::MaybeUninit;
 use std::ptr;
+use std::sync::mpsc::channel;
+use std::thread;
+use std::time::Duration;
 
+/// A reader of the kernel's message and its dump has this long for them.
+const REPORT_PATIENCE: Duration = Duration::from_secs(3);
 /// Groups are read in parts of this many, which fit in a few hundred KiB.
 const GROUPS_PER_READ: u32 = 512;
 
@@ -259,9 +264,16 @@ impl<'object> Scheduler<'object> {
         // Dropping the link waits until every task is back with the kernel.
         drop(link);
         let kind = uei_read_kind(&skel);
-        match uei_report!(&skel, uei) {
-            Ok(info) if info.should_restart() => Ending::Restart,
-            report => ending(kind, report.map(drop)),
+        let info = uei_read!(&skel, uei);
+        let should_restart = info.should_restart();
+        // It prints to standard error. That panics when nobody can read it and takes forever while nobody does, and what is to
+        // be done now depends on neither.
+        let (sender, reported) = channel();
+        let _ = thread::Builder::new().spawn(move || sender.send(info.report()));
+        let report = reported.recv_timeout(REPORT_PATIENCE).unwrap_or(Ok(()));
+        match report {
+            Ok(()) if should_restart => Ending::Restart,
+            report => ending(kind, report),
         }
     }
 }

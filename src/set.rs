@@ -5,7 +5,7 @@ use crate::exit::{Exit, Failure};
 use crate::host::paths::Host;
 use crate::mechanism::{Mechanism, Switch};
 use crate::metrics::MechanismStats;
-use crate::stats_server::{MECHANISMS, connect};
+use crate::stats_server::{MECHANISMS, connect_to_control};
 use crate::table;
 use clap::{Args, ValueEnum};
 use std::collections::BTreeMap;
@@ -30,12 +30,12 @@ pub fn set(options: &SetOptions, host: &Host) -> Result<(), Failure> {
         let state = switch.state().to_owned();
         arguments.push((switch.mechanism.name(), state));
     }
-    let mechanisms: BTreeMap<String, MechanismStats> = connect(host)?
+    let mechanisms: BTreeMap<String, MechanismStats> = connect_to_control(host)?
         .request("stats", arguments)
         .map_err(|error| {
-        let sentence = "`cohort run` did not do it; its own last lines may say why";
-        Failure::new(Exit::NotRunning, error.context(sentence))
-    })?;
+            let sentence = "`cohort run` did not do it; its own last lines may say why";
+            Failure::new(Exit::NotRunning, error.context(sentence))
+        })?;
     let text = match options.json {
         true => table::json_line(&mechanisms)?,
         false => render(&mechanisms),

@@ -72,7 +72,7 @@ pub struct RunOptions {
     /// Print a table of all VMs to standard output each SECONDS [default: no table]
     ///
     /// The same numbers are there for `cohort stats` at any time, without this
-    /// option. 1 to 3600.
+    /// option. A table that cannot be written is left out. 1 to 3600.
     #[arg(long = "stats", value_name = "SECONDS", value_parser = parse_stats_seconds)]
     stats_seconds: Option<u64>,
 

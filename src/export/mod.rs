@@ -9,6 +9,7 @@ mod totals;
 
 use crate::exit::{Exit, Failure};
 use crate::host::paths::Host;
+use crate::limits;
 use crate::observer::{Observer, Windows};
 use crate::recording::Recording;
 use crate::signals::watch_signals;
@@ -17,7 +18,7 @@ use crate::view::HostView;
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use exposition::{Exposition, Format};
-use http::{Metrics, serve};
+use http::{Metrics, Page, bound_clients, serve};
 use std::mem::MaybeUninit;
 use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
 use std::path::PathBuf;
@@ -55,6 +56,9 @@ fn address(text: &str) -> Result<SocketAddr, String> {
 /// Serves metrics until told to stop.
 pub fn export(options: &ExportOptions, host: &Host) -> Result<(), Failure> {
     let told_to_leave = watch_signals()?;
+    if let Err(error) = limits::raise_open_files() {
+        tracing::warn!("few clients can be served at the same time: {error}");
+    }
     let listener = listen(options.listen)?;
     let windows: Source = match &options.replay {
         Some(path) => {
@@ -76,6 +80,7 @@ pub fn export(options: &ExportOptions, host: &Host) -> Result<(), Failure> {
 fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
     let listener = TcpListener::bind(address).and_then(|listener| {
         listener.set_nonblocking(true)?;
+        bound_clients(&listener)?;
         Ok(listener)
     });
     listener.map_err(|error| {
@@ -95,6 +100,9 @@ struct Exporter {
     windows: Source,
     exposition: Exposition,
     added_at: Option<Instant>,
+    /// What was written since a window was added: to write is most of the work of a scrape.
+    pages: Vec<(Format, Page)>,
+    pages_written: u64,
 }
 
 impl Exporter {
@@ -103,6 +111,8 @@ impl Exporter {
             windows,
             exposition: Exposition::new(with_vcpus),
             added_at: None,
+            pages: Vec::new(),
+            pages_written: 0,
         }
     }
 
@@ -115,22 +125,49 @@ impl Exporter {
         self.added_at = Some(Instant::now());
         if let Some(window) = window {
             self.exposition.add(window);
+            self.pages.clear();
         }
         Ok(())
     }
 }
 
 impl Metrics for Exporter {
-    fn page(&mut self, format: Format) -> Result<String> {
+    fn page(&mut self, format: Format) -> Result<Page> {
         self.add().context("what the vCPUs do cannot be read now")?;
-        self.exposition
-            .text(format)
-            .context("the numbers cannot be written")
+        if let Some((_, page)) = self.pages.iter().find(|(of, _)| *of == format) {
+            return Ok(page.clone());
+        }
+        let text = self.exposition.text(format);
+        let text = text.context("the numbers cannot be written")?;
+        self.pages_written += 1;
+        let page = Page {
+            text: text.into(),
+            number: self.pages_written,
+        };
+        self.pages.push((format, page.clone()));
+        Ok(page)
     }
 
     fn tick(&mut self) {
         if let Err(error) = self.add() {
             tracing::error!("what the vCPUs do cannot be read now: {error:#}");
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_written_once_per_window_and_format() {
+        let windows = Box::new(|| Ok(Some(HostView::default())));
+        let mut exporter = Exporter::new(windows, false);
+        let mut number = |format| exporter.page(format).expect("it can be written").number;
+        let (first, other) = (number(Format::Prometheus), number(Format::OpenMetrics));
+        assert_ne!(first, other);
+        assert_eq!(number(Format::Prometheus), first);
+        std::thread::sleep(LEAST_WINDOW);
+        assert!(number(Format::Prometheus) > other);
     }
 }

@@ -3,12 +3,15 @@
 //!
 //! The mark is a locked file. The kernel lets go of the lock when the process
 //! ends, however it ends, so a lock that is held proves a running instance, and
-//! text in an unlocked file proves one that had no chance to leave.
+//! text in an unlocked file proves one that had no chance to leave. Only its
+//! owner can open the file: any user who can may lock it, and nobody could start
+//! Cohort until he lets go.
 
 use crate::host::paths::Host;
+use crate::host::private;
 use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
-use std::fs::{self, File, TryLockError};
+use std::fs::{File, TryLockError};
 use std::io::{Read, Seek, Write};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -57,21 +60,9 @@ pub enum Claimed {
 impl Instance {
     /// Becomes the running instance, if no other process is.
     pub fn claim(host: &Host) -> Result<Claimed> {
-        let folder = host.state_folder();
-        fs::create_dir_all(&folder).with_context(|| {
-            format!(
-                "the folder {} for Cohort's state cannot be made; check that /run is writable",
-                folder.display()
-            )
-        })?;
-        let path = folder.join("run.json");
-        let mut file = File::options()
-            .read(true)
-            .write(true)
-            .create(true)
-            .truncate(false)
-            .open(&path)
-            .with_context(|| format!("Cohort's state file {} cannot be opened", path.display()))?;
+        let path = host.state_folder().join("run.json");
+        private::own_folder(&host.state_folder()).context("Cohort's state has no place")?;
+        let mut file = private::file(&path).context("Cohort's state file cannot be had")?;
         let lock = file.try_lock();
         let mut text = String::new();
         file.read_to_string(&mut text)
@@ -121,6 +112,9 @@ impl Drop for Instance {
 mod tests {
     use super::*;
     use crate::host::paths::fixture::Fixture;
+    use crate::host::private::another_user;
+    use std::fs;
+    use std::os::unix::fs::PermissionsExt;
 
     fn claim(host: &Host) -> Instance {
         match Instance::claim(host).expect("the fixture is writable") {
@@ -158,6 +152,27 @@ mod tests {
         let instance = claim(&fixture.host());
         assert_eq!(instance.killed_before(), Some(&killed));
         assert_eq!(killed.began(), "2026-11-21T15:00:00Z");
+    }
+
+    #[test]
+    fn another_user_cannot_lock_it_so_that_cohort_does_not_start() {
+        let fixture = Fixture::new().with("run/cohort/run.json", "");
+        let host = fixture.host();
+        let path = host.state_folder().join("run.json");
+        // Nothing but the modes that Cohort sets keeps him out, of the file and of the folder.
+        for folder in [host.run.parent().expect("it has one"), &host.run] {
+            let wide = fs::Permissions::from_mode(0o755);
+            fs::set_permissions(folder, wide).expect("it is ours");
+        }
+        drop(claim(&host));
+        let opened = || another_user::does(65534, || File::open(&path).is_ok());
+        assert!(opened().is_none_or(|opened| !opened));
+        let wide = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(host.state_folder(), wide).expect("it is ours");
+        assert!(opened().is_none_or(|opened| !opened), "the file alone");
+        let wide = fs::Permissions::from_mode(0o644);
+        fs::set_permissions(&path, wide).expect("it is ours");
+        assert!(opened().is_none_or(|opened| opened), "the test sees it");
     }
 
     #[test]

@@ -9,5 +9,6 @@ pub mod instance;
 pub mod kvm;
 pub mod paths;
 pub mod preflight;
+pub mod private;
 pub mod topology;
 pub mod vm_identity;

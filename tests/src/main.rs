@@ -12,6 +12,7 @@ mod libvirt;
 mod load;
 mod observe;
 mod repeats;
+mod service;
 mod shares;
 mod soak;
 mod time;
@@ -59,6 +60,8 @@ enum Suite {
     Compare,
     /// `cohort export`, scraped by Prometheus; needs no time
     Export,
+    /// As a service of a host with other users; needs no time
+    Service,
     /// The exact machine's model of time: `lab boot --machine exact --cpus 9`
     Time,
     /// Prints what guests did to the ns: the same from the same seed; tests/repeats compares
@@ -89,6 +92,7 @@ fn main() {
         Suite::Against => against::TESTS,
         Suite::Compare => compare::TESTS,
         Suite::Export => export::TESTS,
+        Suite::Service => service::TESTS,
         Suite::Time => time::TESTS,
         Suite::Repeats => repeats::TESTS,
         Suite::Soak => soak::TESTS,
