@@ -28,6 +28,33 @@ const PAUSE: Duration = Duration::from_millis(600);
 
 struct Export(Child);
 
+impl Export {
+    /// Returns when it has answered. Each scrape takes a window, for as long as there are any.
+    fn start(windows: usize) -> Result<Self> {
+        let folder = tempfile::tempdir()?;
+        let path = folder.path().join("recording");
+        let mut recorder = Recorder::create(&path)?;
+        for _ in 0..windows {
+            recorder.add(&window())?;
+        }
+        let child = Command::new(env!("CARGO_BIN_EXE_cohort"))
+            .args(["export", "--listen", ADDRESS, "--replay"])
+            .arg(&path)
+            .spawn()
+            .context("cohort export")?;
+        let export = Self(child);
+        let begin = Instant::now();
+        while scrape().is_err() {
+            ensure!(
+                begin.elapsed() < Duration::from_secs(20),
+                "it does not answer"
+            );
+            std::thread::sleep(PAUSE);
+        }
+        Ok(export)
+    }
+}
+
 impl Drop for Export {
     fn drop(&mut self) {
         // It may have ended already.
@@ -37,35 +64,21 @@ impl Drop for Export {
 }
 
 fn main() -> Result<()> {
-    let folder = tempfile::tempdir()?;
-    let path = folder.path().join("recording");
-    let mut recorder = Recorder::create(&path)?;
-    for _ in 0..2 {
-        recorder.add(&window())?;
-    }
-    let child = Command::new(env!("CARGO_BIN_EXE_cohort"))
-        .args(["export", "--listen", ADDRESS, "--replay"])
-        .arg(&path)
-        .spawn()
-        .context("cohort export")?;
-    let export = Export(child);
-    let begin = Instant::now();
-    while scrape().is_err() {
-        ensure!(
-            begin.elapsed() < Duration::from_secs(20),
-            "it does not answer"
-        );
-        std::thread::sleep(PAUSE);
-    }
-    measure("alone", &export)?;
     raise_open_files().context("more files than that cannot be open")?;
+    // Each page is written anew, as on a host.
+    let export = Export::start(2 * SCRAPES + 1)?;
+    measure_times("alone")?;
     let hostile = Hostile::begin();
-    measure(&format!("beside {HOSTILE} hostile clients"), &export)?;
+    measure_times(&format!("beside {HOSTILE} hostile clients"))?;
+    drop(export);
+    // A recording is kept in memory, and a host's windows are not.
+    let export = Export::start(2)?;
+    measure_memory(&export)?;
     hostile.end()
 }
 
 /// Scrapes, and prints and checks how long it takes.
-fn measure(how: &str, export: &Export) -> Result<()> {
+fn measure_times(how: &str) -> Result<()> {
     let mut times_ms = Vec::new();
     let mut bytes = 0;
     for _ in 0..SCRAPES {
@@ -76,16 +89,23 @@ fn measure(how: &str, export: &Export) -> Result<()> {
     }
     times_ms.sort_by(f64::total_cmp);
     let (median_ms, worst_ms) = (times_ms[SCRAPES / 2], times_ms[SCRAPES - 1]);
-    let peak_mib = peak_mib(export.0.id())?;
     println!(
-        "{VMS} VMs, {SCRAPES} scrapes of {:.1} MiB, {how}: median {median_ms:.1} ms, worst {worst_ms:.1} ms; memory \
-         {peak_mib:.1} MiB at most",
+        "{VMS} VMs, {SCRAPES} scrapes of {:.1} MiB, {how}: median {median_ms:.1} ms, worst {worst_ms:.1} ms",
         bytes as f64 / f64::from(1 << 20)
     );
-    ensure!(
-        median_ms <= MOST_MS && peak_mib <= MOST_MIB,
-        "more than {MOST_MS} ms or {MOST_MIB} MiB"
-    );
+    ensure!(median_ms <= MOST_MS, "more than {MOST_MS} ms");
+    Ok(())
+}
+
+/// Scrapes, and prints and checks how much memory that takes.
+fn measure_memory(export: &Export) -> Result<()> {
+    for _ in 0..SCRAPES {
+        std::thread::sleep(PAUSE);
+        scrape()?;
+    }
+    let peak_mib = peak_mib(export.0.id())?;
+    println!("memory, beside {HOSTILE} hostile clients: {peak_mib:.1} MiB at most");
+    ensure!(peak_mib <= MOST_MIB, "more than {MOST_MIB} MiB");
     Ok(())
 }
 

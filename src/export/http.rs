@@ -39,8 +39,9 @@ const MOST_CONNECTIONS: usize = 1280;
 /// Connections that the kernel takes before this program does: as many may come while a page is written. The kernel's own
 /// limit may be lower.
 const MOST_UNTAKEN: i32 = 4096;
-/// What the kernel keeps of an answer that a client does not read; it takes twice of that for itself.
-const SEND_BUFFER: usize = 32 << 10;
+/// What the kernel keeps of an answer that a client does not read; it takes twice of that for itself. It must have two packets
+/// of the loopback device, of 64 KiB each: the first alone is acknowledged after 40 ms.
+const SEND_BUFFER: usize = 64 << 10;
 /// A client that reads a page so slowly that it was written anew so often meanwhile is let go, and the page with it.
 const PAGES_KEPT: u64 = 8;
 /// How soon a signal is noticed.
