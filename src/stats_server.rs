@@ -304,6 +304,13 @@ mod tests {
 
     const SECOND_NS: u64 = 1_000_000_000;
 
+    /// What a client says to have a mechanism switched.
+    fn to_switch(name: &str, state: &str) -> Vec<(String, String)> {
+        [("target", MECHANISMS), (name, state)]
+            .map(|(name, value)| (name.to_owned(), value.to_owned()))
+            .to_vec()
+    }
+
     #[test]
     fn the_first_window_is_since_load_and_the_next_since_the_first() {
         let fixture = Fixture::new();
@@ -358,13 +365,12 @@ mod tests {
         let host = fixture.host();
         let mut server = StatsServer::open(&host, &Reading::at_load(0));
         let ask = |name: &str, state: &str| {
-            let arguments = [("target", MECHANISMS), (name, state)];
-            let arguments = arguments.map(|(name, value)| (name.to_owned(), value.to_owned()));
+            let arguments = to_switch(name, state);
             let host = host.clone();
             thread::spawn(move || {
                 connect_to_control(&host)
                     .expect("the server listens")
-                    .request::<BTreeMap<String, MechanismStats>>("stats", arguments.to_vec())
+                    .request::<BTreeMap<String, MechanismStats>>("stats", arguments)
             })
         };
         let client = ask("ipi", "off");
@@ -402,11 +408,10 @@ mod tests {
         let mut server = StatsServer::open(&host, &Reading::at_load(0));
         let path = stats_path(&host);
         let client = thread::spawn(move || {
-            let arguments = [("target", MECHANISMS), ("ipi", "off")];
-            let arguments = arguments.map(|(name, value)| (name.to_owned(), value.to_owned()));
+            let arguments = to_switch("ipi", "off");
             let client = StatsClient::new().set_path(path).connect(Some(5000));
             let mut client = client.expect("the server listens");
-            let switched = client.request::<serde_json::Value>("stats", arguments.to_vec());
+            let switched = client.request::<serde_json::Value>("stats", arguments);
             let of_top = vec![("ipi".to_owned(), "off".to_owned())];
             (
                 switched.is_err(),

@@ -11,7 +11,6 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use cohort::compare::notify::Notifications;
 use cohort::exit::Exit;
 use cohort::wait::wait_for;
 use cohort_lab::inside::process::start;
@@ -22,7 +21,7 @@ use tempfile::TempDir;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, PATIENCE, Service, busy, lab, refused, refused_without_root, wait_until_ready,
+    Guest, HostLoad, PATIENCE, Service, busy, lab, refused, refused_without_root, start_until_ready,
 };
 
 pub const TESTS: &[Test] = &[
@@ -48,15 +47,9 @@ const HOST_CPU: u32 = 0;
 
 /// `cohort export`, once it serves.
 fn export(options: &[&str]) -> Result<Service> {
-    let notifications = Notifications::new()?;
     let mut command = Command::new("cohort");
-    command
-        .arg("export")
-        .args(options)
-        .env("NOTIFY_SOCKET", notifications.path());
-    let service = Service(start(command, &[HOST_CPU], None)?);
-    wait_until_ready("cohort export", &notifications)?;
-    Ok(service)
+    command.arg("export").args(options);
+    Ok(start_until_ready(command, &[HOST_CPU], "cohort export")?.0)
 }
 
 /// What `url` answers with `query`.

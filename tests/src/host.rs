@@ -411,6 +411,20 @@ pub fn wait_until_ready(what: &str, notifications: &Notifications) -> Result<()>
     wait_for(what, PATIENCE, || Ok(notifications.ready().then_some(())))
 }
 
+/// Starts `command`, which becomes the program `what`, on `cpus` (none: on all), and waits until that is ready. It may
+/// tell more as long as there is somebody to tell.
+pub fn start_until_ready(
+    mut command: Command,
+    cpus: &[u32],
+    what: &str,
+) -> Result<(Service, Notifications)> {
+    let notifications = Notifications::new()?;
+    command.env("NOTIFY_SOCKET", notifications.path());
+    let service = Service(start(command, cpus, None)?);
+    wait_until_ready(what, &notifications)?;
+    Ok((service, notifications))
+}
+
 /// `cohort watch` for some windows, in which the test does something.
 pub struct Watch {
     process: Service,

@@ -22,8 +22,8 @@ use nix::unistd::Pid;
 
 use crate::Test;
 use crate::host::{
-    Guest, PATIENCE, Service, Setting, back_to_stock, cohort_stats, refused, set, vm_stats,
-    wait_for_sched_ext, wait_until_ready,
+    Guest, PATIENCE, Service, Setting, back_to_stock, cohort_stats, refused, set,
+    start_until_ready, vm_stats, wait_for_sched_ext,
 };
 
 pub const TESTS: &[Test] = &[
@@ -51,12 +51,9 @@ struct Run {
 
 impl Run {
     /// Starts `command`, which becomes `cohort run`, and waits until that schedules.
-    fn start(mut command: Command) -> Result<Self> {
+    fn start(command: Command) -> Result<Self> {
         back_to_stock()?;
-        let notifications = Notifications::new()?;
-        command.env("NOTIFY_SOCKET", notifications.path());
-        let process = Service(start(command, &[], None)?);
-        wait_until_ready("cohort run", &notifications)?;
+        let (process, notifications) = start_until_ready(command, &[], "cohort run")?;
         Ok(Self {
             process,
             _notifications: notifications,
