@@ -78,14 +78,16 @@ __noinline int add_active_weight(u32 id, s64 delta)
 	return 0;
 }
 
-/* A task of the group became runnable (+1) or stopped being so (-1). */
-static void group_runnable(u32 id, s32 change)
+/* Task @tc of group @id became runnable (+1) or stopped being so (-1). */
+static void group_runnable(u32 id, const struct task_ctx *tc, s32 change)
 {
 	struct group *g = lookup_group(id);
 	u32 before;
 
 	if (!g)
 		return;
+	if (tc->apart)
+		__sync_fetch_and_add(&g->nr_apart, change);
 	before = __sync_fetch_and_add(&g->nr_runnable, change);
 	if (before == 0 && change > 0)
 		add_active_weight(id, WEIGHT_DEFAULT);
@@ -128,7 +130,55 @@ static u64 group_share(struct group *g, u64 now)
 	return find_share(g->id, now);
 }
 
+/* The tasks of @g that want to run and are not apart. */
+static u32 nr_together(const struct group *g)
+{
+	u32 apart = g->nr_apart, runnable = g->nr_runnable;
+
+	return runnable > apart ? runnable - apart : 0;
+}
+
+/* Of its share, the part of those tasks, by which they are charged. */
+static u64 share_together(struct group *g, u64 now)
+{
+	return fair_part(group_share(g, now), nr_together(g), g->nr_runnable);
+}
+
+/* The part of each task that is apart. */
+static u64 share_apart(struct group *g, u64 now)
+{
+	return fair_part(group_share(g, now), 1, g->nr_runnable);
+}
+
+/* The runnable @tc, of @g, is @apart from now on, or not. */
+static void set_apart(struct task_ctx *tc, struct group *g, bool apart)
+{
+	if (tc->apart == apart)
+		return;
+	tc->apart = apart;
+	if (tc->is_runnable)
+		__sync_fetch_and_add(&g->nr_apart, apart ? 1 : -1);
+}
+
 /* ---- what running costs ---- */
+
+static bool is_per_cpu_kthread(const struct task_struct *p)
+{
+	return (p->flags & PF_KTHREAD) && p->nr_cpus_allowed == 1;
+}
+
+/* @tc, of @g, which is not apart, used @used_ns of CPU time in @d. */
+static void charge_together(const struct task_ctx *tc, struct group *g,
+			    const struct domain *d, u64 used_ns, u64 now)
+{
+	u64 cost = fair_charge(used_ns, share_together(g, now));
+
+	cost = fair_cost(g->vtime, d->present, cost, nr_crowded != 0);
+	/* Next to each other: CPUs that choose now count it once, or twice. */
+	__sync_fetch_and_add(&g->vtime, cost);
+	__sync_fetch_and_add(&g->running,
+			     fair_runs(now) - fair_runs(tc->charged_at_ns));
+}
 
 /*
  * @p, of which all is known in @tc, ran on a CPU of @d. What it used is what the kernel
@@ -140,22 +190,19 @@ static void charge(struct task_struct *p, struct task_ctx *tc,
 {
 	struct group *g = lookup_group(tc->group);
 	u64 used_ns = p->se.sum_exec_runtime - tc->charged_ns;
-	u64 share, cost, task_cost;
+	u64 task_cost;
 
 	if (!g || (s64)used_ns <= 0)
 		return;
 	tc->charged_ns += used_ns;
 	task_cost = fair_task_charge(used_ns, p->scx.weight);
 	tc->vtime += task_cost;
-	share = group_share(g, now);
-	tc->bound_cost +=
-		fair_charge(task_cost, fair_bound_share(share, g->nr_runnable));
-	cost = fair_cost(g->vtime, d->present, fair_charge(used_ns, share),
-			 nr_crowded != 0);
-	/* Next to each other: CPUs that choose now count it once, or twice. */
-	__sync_fetch_and_add(&g->vtime, cost);
-	__sync_fetch_and_add(&g->running,
-			     fair_runs(now) - fair_runs(tc->charged_at_ns));
+	/* What a CPU's kernel thread does is for all tasks. */
+	tc->bound_cost += fair_charge(task_cost, is_per_cpu_kthread(p)
+							 ? group_share(g, now)
+							 : share_apart(g, now));
+	if (!tc->apart)
+		charge_together(tc, g, d, used_ns, now);
 	tc->charged_at_ns = now;
 	__sync_fetch_and_add(&g->info.stats.run_ns, used_ns);
 	if (tc->is_vcpu)
@@ -164,7 +211,7 @@ static void charge(struct task_struct *p, struct task_ctx *tc,
 }
 
 /*
- * Where @g will stand when its running tasks have been charged for what they have
+ * Where @g, without those that are apart, will stand when its running tasks have been charged for what they have
  * used by @now. At the end of a turn the CPUs come one after the other, and what the
  * others have not charged yet is as much as a turn.
  */
@@ -174,19 +221,33 @@ static u64 group_vtime(struct group *g, u64 now)
 
 	if (!uncharged_ns)
 		return g->vtime;
-	return g->vtime + fair_charge(uncharged_ns, group_share(g, now));
+	return g->vtime + fair_charge(uncharged_ns, share_together(g, now));
+}
+
+/* Where the bound task that runs on @c stands now, by the clock of those. */
+static u64 bound_vtime(const struct cpu_state *c, u64 now)
+{
+	return c->bound_vtime + fair_charge(now - c->run_at_ns, c->bound_share);
+}
+
+/* Where the running task of @c, which is of @g, stands among others. */
+static u64 running_vtime(const struct cpu_state *c, struct group *g, u64 now)
+{
+	return c->bound ? bound_vtime(c, now) : group_vtime(g, now);
 }
 
 /* What a slice costs @g, virtual time. */
 static u64 slice_cost(struct group *g, u64 now)
 {
-	return fair_charge(slice_ns, group_share(g, now));
+	return fair_charge(slice_ns, share_together(g, now));
 }
 
-/* How many of @g's tasks run at the same time on @cpus, at most. */
+/* How many of @g's tasks that are not apart run at the same time on @cpus, at most. */
 static u32 tasks_at_once(const struct group *g, u32 cpus)
 {
-	return g->nr_runnable < cpus ? g->nr_runnable : cpus;
+	u32 together = nr_together(g);
+
+	return together < cpus ? together : cpus;
 }
 
 /* How far (virtual time) @g may be behind the present, and ahead: tasks that run at the
@@ -197,7 +258,7 @@ static u64 most_lag(const struct group *g, u64 cost)
 }
 
 /*
- * The only task of @g that wants to run woke in @d. Sleep earns a group some slices at most, and
+ * The only task of @g that wants to run, of those that are not apart, woke in @d. Sleep earns a group some slices at most, and
  * what it owes is forgiven beyond a bound. Other groups keep what they owe and are owed.
  */
 static void settle_vtime(struct group *g, const struct domain *d, u64 now)
@@ -242,6 +303,8 @@ static u32 make_group(u32 kind, u32 parent, u32 weight)
 	g->vtime = host_present;
 	g->task_vtime_now = 0;
 	g->nr_runnable = 0;
+	g->nr_apart = 0;
+	g->nr_apart_running = 0;
 	g->running = 0;
 	g->orphan = 0;
 	g->home = 0;
@@ -420,8 +483,8 @@ static void join_group(struct task_ctx *tc, u32 id)
 	if (!g)
 		return;
 	if (tc->is_runnable) {
-		group_runnable(id, 1);
-		group_runnable(tc->group, -1);
+		group_runnable(id, tc, 1);
+		group_runnable(tc->group, tc, -1);
 	}
 	leave_group(tc);
 	tc->group = id;

@@ -124,11 +124,6 @@ static bool follow_hints(struct cpu_state *c, s32 cpu, bool slot_waits, u64 now)
 
 /* ---- who wakes ---- */
 
-static bool is_per_cpu_kthread(const struct task_struct *p)
-{
-	return (p->flags & PF_KTHREAD) && p->nr_cpus_allowed == 1;
-}
-
 /* Has the woken @tc had less than the sibling, or the task of its cgroup, that runs on @c? In
  * a VM only its own threads come before vCPUs. */
 static bool comes_before_own(const struct task_ctx *tc, const struct group *g,
@@ -142,16 +137,17 @@ static bool comes_before_own(const struct task_ctx *tc, const struct group *g,
 			    c->vtime + ran_ns);
 }
 
-/* Has the group of the woken @tc had less than @running? A vCPU waits for the VM's other
+/* Has the group of the woken @tc had less than @running, which has @c? A vCPU waits for the VM's other
  * threads: no margin for them. */
 static bool comes_before(const struct task_ctx *tc, struct group *g, u64 vtime,
-			 struct group *running, u64 now)
+			 const struct cpu_state *c, struct group *running,
+			 u64 now)
 {
 	u64 margin = is_vm(g) && !tc->is_vcpu
 			     ? 0
 			     : fair_charge(slice_ns / 8, running->share);
 
-	return fair_preempts(vtime, group_vtime(running, now), margin);
+	return fair_preempts(vtime, running_vtime(c, running, now), margin);
 }
 
 /* May somebody borrow @c? */
@@ -160,15 +156,19 @@ static bool may_be_lent(const struct cpu_state *c, u64 now)
 	return is_on(MECH_WAKE) && !vtime_before(now, c->next_loan_ns);
 }
 
-/* The group from which @c would be borrowed: that runs there, or goes on there after a moment. */
-static u32 lender(const struct cpu_state *c)
+/* Where the one stands from whom @c, which runs a task of @running, would be borrowed: that
+ * task, or who goes on there after a moment. */
+static u64 lender_vtime(const struct cpu_state *c, const struct group *running)
 {
-	struct entity *e;
+	struct entity *e = NULL;
+	struct group *g;
 
-	if (!c->lent_pid || !c->slot || c->slot == SLOT_BOUND)
-		return c->group;
-	e = lookup_entity(c->slot);
-	return e ? e->group : c->group;
+	if (c->lent_pid && c->slot && c->slot != SLOT_BOUND)
+		e = lookup_entity(c->slot);
+	g = e ? lookup_group(e->group) : NULL;
+	if (g)
+		return g->vtime;
+	return c->bound ? c->bound_vtime : running->vtime;
 }
 
 /*
@@ -179,7 +179,7 @@ static bool may_borrow(const struct task_ctx *tc, struct group *g, u64 vtime,
 		       u64 running, u64 present)
 {
 	/* All of it slept, and it has had less than most. */
-	if (g->nr_runnable < 2 && vtime_before(vtime, present))
+	if (nr_together(g) < 2 && vtime_before(vtime, present))
 		return true;
 	return is_vm(g) && wake_lends(tc->vtime, g->task_vtime_now, g->vtime,
 				      running, slice_cost(g, scx_bpf_now()),
@@ -235,11 +235,11 @@ static u32 reason_to_preempt(const struct task_ctx *tc, struct group *g,
 	running = c->group ? lookup_group(c->group) : NULL;
 	if (!running)
 		return HINT_NONE;
-	if (comes_before(tc, g, vtime, running, now))
+	if (comes_before(tc, g, vtime, c, running, now))
 		return HINT_WAKE;
-	running = lookup_group(lender(c));
-	return running && may_be_lent(c, now) &&
-			       may_borrow(tc, g, vtime, running->vtime, present)
+	return may_be_lent(c, now) &&
+			       may_borrow(tc, g, vtime,
+					  lender_vtime(c, running), present)
 		       ? HINT_LOAN
 		       : HINT_NONE;
 }

@@ -84,7 +84,19 @@ static u64 bound_share_of(struct task_struct *p, u64 now)
 	struct task_ctx *tc = lookup_task_may_fail(p);
 	struct group *g = tc ? lookup_group(tc->group) : NULL;
 
-	return g ? fair_bound_share(group_share(g, now), g->nr_runnable) : 0;
+	return g ? share_apart(g, now) : 0;
+}
+
+/* Those bound to @c, of @share in all, are owed no more than a group is: their clock stood nearly
+ * still while others had the CPU. Returns where they stand that stood at @vtime. */
+static u64 bound_lag(const struct domain *d, struct cpu_state *c, u64 vtime,
+		     u64 share)
+{
+	u64 least = d->present - LAG_SLICES * fair_charge(slice_ns, share);
+
+	if (vtime_before(c->bound_present, least))
+		c->bound_present = least;
+	return vtime_before(vtime, least) ? least : vtime;
 }
 
 /* Tasks that are bound to CPU @cpu take part, if there are any: by the virtual time of
@@ -94,34 +106,37 @@ __noinline u32 add_bound(u32 domain_id, u32 n, u32 cpu, u64 now)
 	struct plan_entry entry = { .cpus = bit_of(cpu), .width = 1 };
 	struct domain *d = lookup_domain(domain_id);
 	struct cpu_state *c = lookup_cpu(cpu);
+	u64 share_running = 0, share = 0;
 	struct task_struct *p;
-	bool any = false;
 
 	if (!c || !d)
 		return n;
 	if (!c->bound && c->nr_bound <= 0)
 		return n;
 	if (c->bound) {
-		any = true;
-		entry.key = c->bound_vtime +
-			    fair_charge(now - c->run_at_ns, c->bound_share);
-		weigh(d, entry.key, c->bound_share);
+		share_running = c->bound_share;
+		entry.key = bound_vtime(c, now);
+		weigh(d, entry.key, share_running);
 	}
 	/* Linux 7.2 checks what timers call as if it could sleep. */
 	bpf_rcu_read_lock();
 	bpf_for_each(scx_dsq, p, BOUND_QUEUE | cpu, 0) {
 		u64 vtime = p->scx.dsq_vtime;
 
-		weigh(d, vtime, bound_share_of(p, now));
-		if (!any || vtime_before(vtime, entry.key))
+		share = bound_share_of(p, now) * (u32)c->nr_bound;
+		weigh(d, vtime, share);
+		if (!share_running || vtime_before(vtime, entry.key))
 			entry.key = vtime;
-		any = true;
 		break;
 	}
 	bpf_rcu_read_unlock();
+	share += share_running;
+	if (!share)
+		return n;
+	entry.key = bound_lag(d, c, entry.key, share);
 	entry.key = plan_order(entry.key, d->present, now - c->bound_served_ns,
 			       starved_ns);
-	return any ? add_entry(d, domain_id, n, &entry) : n;
+	return add_entry(d, domain_id, n, &entry);
 }
 
 /* Entity @id, which the caller has taken, takes part as number @n, if it has a task; it
@@ -146,7 +161,7 @@ __noinline u32 add_entity(u32 domain_id, u32 n, u32 id, u64 now)
 		return n;
 	}
 	vtime = group_vtime(g, now);
-	share = group_share(g, now);
+	share = share_together(g, now);
 	weigh(d, vtime, share);
 	cost = fair_charge(slice_ns, share);
 	entry.key =

@@ -171,7 +171,7 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 	if (!d)
 		return;
 	e = to.queue & BOUND_QUEUE ? NULL : lookup_entity(to.queue);
-	if (e && woke && g->nr_runnable < 2)
+	if (e && woke && nr_together(g) < 2)
 		settle_vtime(g, d, now);
 	scx_bpf_dsq_insert_vtime(p, to.queue, slice_ns, to.key, enq_flags);
 	note_waiting(&to, g, now);
@@ -441,7 +441,7 @@ void BPF_STRUCT_OPS(cohort_runnable, struct task_struct *p, u64 enq_flags)
 	tc->resumes = 0;
 	if (!tc->is_runnable) {
 		tc->is_runnable = 1;
-		group_runnable(tc->group, 1);
+		group_runnable(tc->group, tc, 1);
 	}
 	if (!tc->is_vcpu || !tc->woke)
 		return;
@@ -478,7 +478,8 @@ static void account_vcpu(s32 pid, struct task_ctx *tc, struct group *g,
 	if (tc->last_cpu >= 0 && tc->last_cpu != cpu)
 		count(&g->info.stats.migrations);
 	if (c->prev_group != tc->group || c->prev_pid == pid || !d ||
-	    cpus_in(d->cpus) <= fair_nr_running(g->running))
+	    cpus_in(d->cpus) <=
+		    fair_nr_running(g->running) + g->nr_apart_running)
 		return;
 	if (behind_ns > waited_ns)
 		behind_ns = waited_ns;
@@ -510,7 +511,7 @@ static void enter_bound(struct task_ctx *tc, struct group *g,
 	c->bound_vtime = c->bound_present;
 	tc->bound_vtime = 0; /* it is of this CPU, and this time */
 	c->bound_served_ns = now;
-	c->bound_share = fair_bound_share(group_share(g, now), g->nr_runnable);
+	c->bound_share = share_apart(g, now);
 }
 
 /* The task @p, of @g, runs on @c: for its entity, or as one that is bound. */
@@ -530,13 +531,16 @@ static void enter_cpu(struct task_struct *p, struct task_ctx *tc,
 		__sync_fetch_and_or(&e->running, bit_of(cpu));
 	}
 	c->bound = !e || is_apart(p, tc, e);
-	if (c->bound) {
+	set_apart(tc, g, c->bound);
+	if (!e || c->bound) {
+		__sync_fetch_and_add(&g->nr_apart_running, 1);
 		if (e)
 			__sync_fetch_and_and(&e->running, ~bit_of(cpu));
 		enter_bound(tc, g, c, now);
 		return;
 	}
 	c->entity = id;
+	__sync_fetch_and_add(&g->running, fair_runs(now));
 	if (vtime_before(g->task_vtime_now, tc->vtime))
 		g->task_vtime_now = tc->vtime;
 	if (e->called & bit_of(cpu))
@@ -577,7 +581,6 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 	if (tc->woke && !c->lent_pid)
 		lend_on_waking(p, tc, g, c, d->present);
 	tc->lent_until_ns = c->lent_pid ? c->lent_until_ns : 0;
-	__sync_fetch_and_add(&g->running, fair_runs(now));
 	enter_cpu(p, tc, g, c, cpu, now);
 }
 
@@ -618,7 +621,9 @@ void BPF_STRUCT_OPS(cohort_stopping, struct task_struct *p, bool runnable)
 		return;
 	charge(p, tc, d, now);
 	g = lookup_group(tc->group);
-	if (g)
+	if (g && tc->apart)
+		__sync_fetch_and_sub(&g->nr_apart_running, 1);
+	else if (g)
 		__sync_fetch_and_sub(&g->running, fair_runs(tc->charged_at_ns));
 	leave_cpu(p, tc, c, cpu, now);
 	tc->run_at_ns = 0;
@@ -637,7 +642,7 @@ void BPF_STRUCT_OPS(cohort_quiescent, struct task_struct *p, u64 deq_flags)
 	tc->throttled_ns = 0;
 	if (tc->is_runnable) {
 		tc->is_runnable = 0;
-		group_runnable(tc->group, -1);
+		group_runnable(tc->group, tc, -1);
 	}
 }
 
@@ -705,7 +710,7 @@ void BPF_STRUCT_OPS(cohort_exit_task, struct task_struct *p,
 	stop_waiting(tc);
 	if (tc->is_runnable) {
 		tc->is_runnable = 0;
-		group_runnable(tc->group, -1);
+		group_runnable(tc->group, tc, -1);
 	}
 	if (tc->is_vcpu)
 		bpf_map_delete_elem(&cohort_waits, &tid);

@@ -170,7 +170,7 @@ struct cpu_state {
 	u32 entity; /* of the running task, 0: idle, or bound to this CPU */
 	u64 vtime; /* of the running task in its group, when it started */
 	u64 run_at_ns; /* when it did */
-	u32 bound; /* it may run on this CPU only, and then: */
+	u32 bound; /* it is apart, and then: */
 	u32 bound_share; /* what it is charged by, of SHARE_ONE */
 	u64 bound_vtime; /* its virtual time when it started */
 	u64 bound_present; /* virtual time of the last such task; its own clock */
@@ -203,7 +203,8 @@ struct group {
 	struct bpf_timer cap_timer; /* refills budget_ns each period */
 
 	u32 id; /* its own index */
-	u64 vtime; /* ns of virtual time used; atomic */
+	u64 vtime; /* ns of virtual time used by its tasks that are not apart;
+		      atomic */
 	u64 task_vtime_now; /* ns: the latest of a task picked inside it */
 	u32 orphan; /* it is gone */
 	u32 home; /* VM: domain + 1 in which its tasks wait; 0: where they are */
@@ -211,8 +212,10 @@ struct group {
 
 	/* Activity, from which shares follow. */
 	u32 nr_runnable; /* own tasks, running ones included; atomic */
-	u64 running; /* own tasks on a CPU and their charged_at_ns, as
-			fair_runs() adds them; atomic */
+	u32 nr_apart; /* of which are apart; atomic */
+	u32 nr_apart_running; /* of which run; atomic */
+	u64 running; /* own tasks on a CPU that are not apart, and their
+			charged_at_ns, as fair_runs() adds them; atomic */
 	s64 active_weight; /* active children, and own tasks if any; atomic */
 	u64 average_weight; /* of active_weight, times WEIGHT_SCALE */
 	u64 averaged_at_ns; /* up to when */
@@ -243,6 +246,8 @@ struct task_ctx {
 	u32 entity; /* it belongs to, if that is one of its group and domain */
 	u32 is_vcpu; /* it was seen inside KVM_RUN */
 	u32 is_runnable; /* counted in its group's nr_runnable */
+	u32 apart; /* it may run elsewhere than the others of its group, as it
+		      waited or ran last; counted in nr_apart while runnable */
 	u32 woke; /* and has not run since */
 	u32 interrupted; /* it was stopped while it had a CPU for a moment */
 	u32 resumes; /* how often that went on then, since it woke */
@@ -253,7 +258,7 @@ struct task_ctx {
 	u64 kvm; /* of the vCPU it runs */
 	u64 vtime; /* ns of virtual time inside its group */
 	u64 bound_vtime; /* like a group's, by which it waits for one CPU */
-	u64 bound_cost; /* virtual time that it used since it waited so */
+	u64 bound_cost; /* virtual time that it used since it waited */
 	u64 parked_at_ns; /* when it was parked, 0: it is not */
 	u64 throttled_ns; /* of its present waiting, parked */
 	u64 ready_at_ns; /* when it began to wait, 0: it does not */

@@ -57,8 +57,11 @@ static bool wait_together(struct task_struct *p, struct task_ctx *tc,
 	__sync_fetch_and_add(&e->nr_waiting, 1);
 	if (is_apart(p, tc, e)) {
 		__sync_fetch_and_sub(&e->nr_waiting, 1);
+		set_apart(tc, g, true);
 		return false;
 	}
+	set_apart(tc, g, false);
+	tc->bound_cost = 0;
 	begins_to_wait(tc, id, d);
 	to->queue = id;
 	to->key = task_key(tc, g);

@@ -143,13 +143,19 @@ static inline u64 fair_settle(u64 vtime, u64 now, u64 credit, u64 debt)
 }
 
 /*
- * The share by which a task is charged that waits for one CPU only, of a group of
- * @share with @runnable tasks that want to run: so much would each of them have.
+ * The share by which @nr of the @runnable tasks are charged that want to run in a group of
+ * @share: each of them has as much. Tasks that wait for one CPU only have a clock of
+ * their own; without this, what they use would leave the others of their group with nothing.
  */
-static inline u64 fair_bound_share(u64 share, u32 runnable)
+static inline u64 fair_part(u64 share, u32 nr, u32 runnable)
 {
-	u64 part = share / (runnable ? runnable : 1);
+	u64 part;
 
+	if (!nr)
+		nr = 1;
+	if (nr >= runnable)
+		return share ? share : 1;
+	part = share * nr / runnable;
 	return part ? part : 1;
 }
 

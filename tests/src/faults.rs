@@ -22,7 +22,7 @@ use nix::sys::signal::Signal;
 use crate::Test;
 use crate::host::{
     Guest, HostLoad, PATIENCE, Service, Setting, busy, cohort_stats, lab, sleepy, start_cohort,
-    start_cohort_patiently, stop_cohort, wait_for_sched_ext,
+    stop_cohort, wait_for_sched_ext,
 };
 
 /// Alone, as it takes long.
@@ -88,8 +88,7 @@ pub fn passing(name: &str, number: usize) -> Spec {
 
 fn affinity_churn() -> Result<()> {
     let guest = Guest::busy("beside", 2)?;
-    // Tasks that wake all the time preempt whoever has a turn: one beside them may wait for two seconds.
-    let cohort = start_cohort_patiently()?;
+    let cohort = start_cohort()?;
     let mut command = Command::new("stress-ng");
     command.args([
         "--quiet",

@@ -116,10 +116,11 @@ fn serve(weights: &[u64], slices: usize) -> Vec<u64> {
 }
 
 #[test]
-fn a_bound_tasks_share_is_never_none() {
-    assert_eq!(unsafe { fair_bound_share(3, 4) }, 1);
-    assert_eq!(unsafe { fair_bound_share(ONE, 0) }, ONE);
-    assert_eq!(unsafe { fair_bound_share(ONE, 4) }, ONE / 4);
+fn a_part_of_a_share_is_never_none() {
+    assert_eq!(unsafe { fair_part(3, 1, 4) }, 1);
+    assert_eq!(unsafe { fair_part(ONE, 0, 0) }, ONE);
+    assert_eq!(unsafe { fair_part(ONE, 1, 4) }, ONE / 4);
+    assert_eq!(unsafe { fair_part(ONE, 3, 4) }, ONE / 4 * 3);
 }
 
 proptest! {
@@ -203,14 +204,17 @@ proptest! {
         prop_assert!(!before(settled, now - credit) && !before(now + debt, settled));
     }
 
-    /// A group's tasks that wait for one CPU each stand as if each had an equal part of its share, and never as if it had none.
+    /// Tasks that wait for one CPU each have, together with the others of their group, its share: no less but for rounding,
+    /// no more but for the least that a part is.
     #[test]
-    fn tasks_bound_to_a_cpu_divide_their_groups_share(share in 1u64..=ONE, runnable in 0u32..100_000) {
-        let part = unsafe { fair_bound_share(share, runnable) };
-        let tasks = u64::from(runnable.max(1));
-        prop_assert!(part >= 1);
-        prop_assert!(part == 1 || part * tasks <= share);
-        prop_assert!((part + 1) * tasks > share);
+    fn the_parts_of_a_groups_tasks_are_its_share(share in 1u64..=ONE, apart in 0u32..10_000, together in 0u32..10_000) {
+        let runnable = apart + together;
+        let one = unsafe { fair_part(share, 1, runnable) };
+        let others = unsafe { fair_part(share, together, runnable) };
+        prop_assert!(one >= 1 && others >= 1 && one <= share && others <= share);
+        let all = u64::from(apart) * one + if together > 0 { others } else { 0 };
+        prop_assert!(all <= share + u64::from(runnable) + 1);
+        prop_assert!(runnable == 0 || all + u64::from(runnable) >= share);
     }
 
     /// Uncontested time never carries a group beyond the present; contested time costs all of it.
