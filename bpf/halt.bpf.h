@@ -131,7 +131,7 @@ int calibrate_mperf(void *ctx)
 	if (!read_mperf(&end) || bpf_ktime_get_ns() - end_ns > HALT_READ_NS)
 		return 1;
 	clock->stopped = end.running == begin.running;
-	if (!halt_is_counted(end_ns - begin_ns, end.running - begin.running))
+	if (clock->stopped)
 		return 1;
 	halt_measure(clock, end.running - begin.running,
 		     end.counter - begin.counter);

@@ -16,9 +16,10 @@
 enum halt_consts {
 	HALT_SHIFT = 28, /* bits of ns per cycle behind the point */
 	HALT_MEASURE_NS = 20000, /* that the rate is measured for at a time */
-	HALT_READ_NS = 5000, /* that reading two clocks may take */
+	HALT_READ_NS = 5000, /* that a reading for that may take */
 	HALT_MEASUREMENTS = 64, /* before the old ones lose weight */
-	HALT_SLACK_PART = 64, /* of a time by which two clocks may differ */
+	HALT_SLACK_PART = 64, /* of a time by which two clocks may differ, */
+	HALT_SLACK_NS = 100000, /* and this long from one to the other */
 };
 
 /*
@@ -43,13 +44,14 @@ static inline u64 halt_halted_ns(u64 elapsed_ns, u64 cycles, u64 ns_per_cycle)
 
 /*
  * Has an event counted all of the @elapsed_ns, if its own clock says @counted_ns?
- * Not if its CPU was offline meanwhile, or if another event has taken its place.
+ * Not if its CPU was offline meanwhile, or if another event has taken its place. The
+ * two are not read in the same moment.
  */
 static inline bool halt_is_counted(u64 elapsed_ns, u64 counted_ns)
 {
-	u64 slack_ns = elapsed_ns / HALT_SLACK_PART + HALT_READ_NS;
+	u64 slack_ns = elapsed_ns / HALT_SLACK_PART + HALT_SLACK_NS;
 
-	return counted_ns <= elapsed_ns + slack_ns &&
+	return counted_ns && counted_ns <= elapsed_ns + slack_ns &&
 	       elapsed_ns <= counted_ns + slack_ns;
 }
 

@@ -39,6 +39,7 @@ fn an_event_that_missed_time_or_began_anew_is_noticed() {
     assert!(!is_counted(SECOND, SECOND / 2));
     assert!(!is_counted(SECOND, 1_u64.wrapping_sub(SECOND)));
     assert!(!is_counted(MEASURE, 0));
+    assert!(is_counted(MEASURE, MEASURE / 2));
 }
 
 #[test]
