@@ -110,19 +110,15 @@ impl HostView {
             ));
             unseen.push(String::from("entitled_pct"));
         }
-        let halted_error_pct = match &after.halts {
-            Some(HaltSight {
-                unseen: None,
-                error_ppm,
-            }) => *error_ppm as f64 / 1e4,
-            _ => {
-                let of_mperf = ["halted_error_pct", "halted_unread_pct"];
-                unseen.extend(of_mperf.map(String::from));
-                0.0
-            }
-        };
-        let halts_unseen = after.halts.as_ref().and_then(|halts| halts.unseen.as_ref());
-        if let Some(why) = halts_unseen.filter(|_| host.halted_by == HaltedBy::Unseen) {
+        let halts = after.halts.clone().unwrap_or_default();
+        let mut halted_error_pct = 0.0;
+        if host.halted_by == HaltedBy::Mperf {
+            halted_error_pct = halts.error_ppm as f64 / 1e4;
+        } else {
+            let of_mperf = ["halted_error_pct", "halted_unread_pct"];
+            unseen.extend(of_mperf.map(String::from));
+        }
+        if let (HaltedBy::Unseen, Some(why)) = (host.halted_by, halts.unseen) {
             blind_spots.push(format!(
                 "halted time of VMs whose HLT or MWAIT do not exit is not seen, and counts as running: {why}"
             ));
