@@ -367,8 +367,8 @@ mod tests {
 
 ## How true it is
 
-The suite `halted` holds halted time against guests that work and halt by a script, from 100 us to 1 s, whether HLT exits or not
-(within 1 % of the time). The suite `observe` holds these numbers against what the kernel, KVM and guests count for themselves, none of
+The suite `halted` holds halted time against guests that work and halt by a script (within 1 % of the time): in cycles of 100 us to
+1 s where HLT does not exit, of 10 ms to 1 s where it does. The suite `observe` holds these numbers against what the kernel, KVM and guests count for themselves, none of
 which the observer reads: running and halted time against a guest's own clock, running time against /proc/PID/schedstat and
 cpu.stat, ready and limited time together against the kernel's run_delay, the time from an IPI until its receiver runs
 against the guests' stamps (each within 2 %, cpu.stat within 1 %), spin exits and who took CPUs against tracepoints (equal, but
@@ -384,8 +384,8 @@ one in a thousand, and the kernel counts those).
              Of a VM it is the sum or the mean over its vCPUs. JSON (`cohort watch --json`) holds counts where tables hold rates,\n\
              and histograms whose entry i counts less than 2^i us where tables hold quantiles. Where something cannot be seen on a\n\
              host, the reason stands above the table (`blind_spots`), and neither column nor field is there (`unseen` lists the\n\
-             fields); what has not happened, or cannot be had of one VM, is \"-\". Worrying values are rules of thumb for a host whose VMs are meant to be\n\
-             responsive.\n\n\
+             fields); what has not happened, or cannot be had of one VM, is \"-\". Worrying values are rules of thumb for a host\n\
+             whose VMs are meant to be responsive.\n\n\
              | column | JSON field | meaning | how it is measured | worrying |\n|---|---|---|---|---|\n",
         );
         for column in Column::ALL {
