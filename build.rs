@@ -7,9 +7,10 @@ use std::env;
 use std::path::Path;
 
 /// Structs of intf.h that are read from bytes which the kernel gives.
-const READ_FROM_BYTES: [&str; 6] = [
+const READ_FROM_BYTES: [&str; 7] = [
     "cohort_group",
     "group_stats",
+    "halt_clock",
     "taker_key",
     "taker_stats",
     "vcpu_counters",

@@ -152,10 +152,12 @@ struct vcpu_counters {
 	s32 tid; /* its thread */
 	u32 phase; /* enum vcpu_phase */
 	s32 last_cpu; /* it ran on, -1: none */
-	u32 pad;
+	u32 halts_on_cpu; /* its HLT or MWAIT do not exit */
 	u64 read_ns; /* when these counters were read, CLOCK_MONOTONIC */
 	u64 since_ns; /* when the phase began, CLOCK_MONOTONIC */
 	u64 phase_ns[NR_PHASES]; /* in each, up to since_ns */
+	u64 halted_on_cpu_ns; /* of its running: the CPU was halted */
+	u64 halted_unread_ns; /* of its running: nobody knows whether it was */
 	u64 poll_ns; /* of its running: KVM polled for work after a halt */
 	u64 preempted_user; /* times, in guest user mode or outside */
 	u64 preempted_kernel; /* times, in guest kernel mode */
@@ -186,6 +188,21 @@ struct vcpu_counters {
  * it. Cohort counts it, by thread, in a map that the observer looks for. */
 struct vcpu_waits {
 	u64 capped_ns; /* its VM's cap was used up */
+};
+
+/* What is known of a CPU's MPERF, which counts cycles while that is not halted.
+ * Written on that CPU. */
+struct halt_clock {
+	u64 ns_per_cycle; /* fixed point of HALT_SHIFT bits; 0: not known */
+	u64 least_per_cycle; /* of one measurement of it, */
+	u64 most_per_cycle;
+	u64 measured_ns; /* and all in sum */
+	u64 measured_cycles;
+	u64 error_ppm; /* of the time not halted: how wrong that may be */
+	u32 measurements;
+	u32 used; /* a vCPU that halts on its CPU has had this one, */
+	u32 running; /* and has it now */
+	u32 stopped; /* the event has ended: it has to be opened anew */
 };
 
 enum taker_kind {

@@ -15,6 +15,9 @@ volatile u64 kvm_preempt_ops_addr;
 
 enum {
 	PF_VCPU = 0x00000001, /* include/linux/sched.h: in guest context */
+	/* include/uapi/linux/kvm.h: bits of disabled_exits */
+	EXITS_MWAIT = 1,
+	EXITS_HLT = 2,
 };
 
 /* A VM's identity. KVM may reuse the address after the VM is gone, while its
@@ -52,6 +55,9 @@ struct kvm_vcpu_stat___kvm {
 
 struct kvm_arch___kvm {
 	struct kvm_apic_map___kvm *apic_map;
+	u64 disabled_exits; /* Linux 7.2 has this, 6.12 these: */
+	bool hlt_in_guest;
+	bool mwait_in_guest;
 } __attribute__((preserve_access_index));
 
 struct kvm___kvm {
@@ -149,6 +155,23 @@ static inline u64 running_kvm(struct task_struct *p)
 	struct kvm_vcpu___kvm *vcpu = vcpu_of(p);
 
 	return vcpu ? (u64)kvm_read(vcpu, kvm) : 0;
+}
+
+/* Does @vcpu halt on its CPU, as its VM's HLT or MWAIT do not exit? That is set
+ * before a VM has vCPUs. */
+static inline bool halts_on_cpu(struct kvm_vcpu___kvm *vcpu)
+{
+	struct kvm___kvm *kvm = kvm_read(vcpu, kvm);
+
+	if (!kvm)
+		return false;
+	if (bpf_core_field_exists(kvm->arch.disabled_exits))
+		return kvm_read(kvm, arch.disabled_exits) &
+		       (EXITS_MWAIT | EXITS_HLT);
+	return (bpf_core_field_exists(kvm->arch.hlt_in_guest) &&
+		kvm_read(kvm, arch.hlt_in_guest)) ||
+	       (bpf_core_field_exists(kvm->arch.mwait_in_guest) &&
+		kvm_read(kvm, arch.mwait_in_guest));
 }
 
 /* The thread that last ran @vcpu, 0: none. */

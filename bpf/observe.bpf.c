@@ -11,6 +11,7 @@
 #include "policy/ipi.h"
 #include "kvm.bpf.h"
 #include "apic.bpf.h"
+#include "halt.bpf.h"
 #include "histogram.bpf.h"
 
 char _license[] SEC("license") = "GPL";
@@ -36,6 +37,7 @@ const volatile u64 ext_sched_class_addr;
  * thread itself or under its rq's lock, but for ipi_waits_ns. */
 struct observed {
 	struct vcpu_counters counters; /* kvm 0: it has run no vCPU yet */
+	struct halt_count halt; /* if counters.halts_on_cpu */
 	u64 ipi_waits_ns; /* since when an IPI waits for it to run, 0: none; by
 			     senders too */
 	u32 vm; /* its process's slot */
@@ -253,6 +255,14 @@ static void count_taker(struct observed *o, u64 waited_ns)
 	__sync_fetch_and_add(&stats->ready_ns, waited_ns);
 }
 
+/* What is said of @o's vCPU while it has this CPU ends. */
+static void leaves_cpu(struct observed *o, u64 now)
+{
+	__sync_fetch_and_sub(&vm_of(o)->nr_running, 1);
+	if (o->counters.halts_on_cpu)
+		halt_counts(&o->halt, now, false);
+}
+
 /* Thread @p, with @o, is seen to run @vcpu, for the first time or a new one. */
 static void begin(struct task_struct *p, struct observed *o,
 		  struct kvm_vcpu___kvm *vcpu, u64 now)
@@ -260,13 +270,17 @@ static void begin(struct task_struct *p, struct observed *o,
 	struct vcpu_counters *v = &o->counters;
 
 	if (v->phase == PHASE_RUNS)
-		__sync_fetch_and_sub(&vm_of(o)->nr_running, 1);
+		leaves_cpu(o, now);
 	__builtin_memset(v, 0, sizeof(*v));
 	v->kvm = (u64)kvm_read(vcpu, kvm);
 	v->tgid = p->tgid;
 	v->vcpu_id = kvm_read(vcpu, vcpu_id);
 	v->tid = p->pid;
 	v->last_cpu = -1;
+	v->halts_on_cpu = halts_on_cpu(vcpu);
+	if (v->halts_on_cpu)
+		halts_seen = true;
+	__builtin_memset(&o->halt, 0, sizeof(o->halt));
 	v->since_ns = now;
 	o->vcpu = (u64)vcpu;
 	o->vm = slot_of(p);
@@ -338,7 +352,7 @@ static void stops(struct task_struct *p, struct observed *o,
 	c->tgid = v->tgid;
 	c->ran_ns = v->phase == PHASE_RUNS ? now - v->since_ns : 0;
 	if (v->phase == PHASE_RUNS)
-		__sync_fetch_and_sub(&vm_of(o)->nr_running, 1);
+		leaves_cpu(o, now);
 	end_phase(v, now);
 	add_spin_time(o, now);
 	o->successor = next->pid;
@@ -392,6 +406,8 @@ static void runs(struct task_struct *p, struct observed *o, struct cpu_state *c,
 			v->preempted_user++;
 	}
 	o->preempted = false;
+	if (v->halts_on_cpu)
+		halt_begins(&o->halt, now);
 	if (waited && c->kvm == v->kvm && c->tgid == v->tgid &&
 	    c->pid != p->pid && vm_of(o)->nr_running < p->nr_cpus_allowed)
 		v->stacked_ns += c->ran_ns < waited_ns ? c->ran_ns : waited_ns;
@@ -469,6 +485,25 @@ int BPF_PROG(yield_ends, struct task_struct *p, bool preempt, int yielded)
 
 /* ---- reading ---- */
 
+/* Looks at what has this CPU now: a vCPU may run for hours without a switch. Rust has
+ * this run there by an interrupt. */
+SEC("raw_tp")
+int look_at_running(void *ctx)
+{
+	struct task_struct *p = bpf_get_current_task_btf();
+	u64 now = bpf_ktime_get_ns();
+	struct observed *o = recognise(p, now);
+	struct cpu_state *c = this_cpu();
+
+	if (!o || !c)
+		return 0;
+	if (o->counters.phase != PHASE_RUNS)
+		runs(p, o, c, now);
+	else if (o->counters.halts_on_cpu)
+		halt_counts(&o->halt, now, true);
+	return 0;
+}
+
 /* Writes the counters of each vCPU there is, one after the other. */
 SEC("iter/task")
 int read_vcpus(struct bpf_iter__task *ctx)
@@ -488,6 +523,8 @@ int read_vcpus(struct bpf_iter__task *ctx)
 	if (vcpu)
 		v->poll_ns = kvm_read(vcpu, stat.generic.halt_poll_success_ns) +
 			     kvm_read(vcpu, stat.generic.halt_poll_fail_ns);
+	v->halted_on_cpu_ns = o->halt.halted_ns;
+	v->halted_unread_ns = o->halt.unread_ns;
 	v->read_ns = bpf_ktime_get_ns();
 	bpf_seq_write(ctx->meta->seq, v, sizeof(*v));
 	return 0;

@@ -4,10 +4,11 @@
 
 use crate::bpf::intf;
 use crate::entitlement::{Group, WEIGHT_DEFAULT, bound_by_cpu_sets, entitlements_ns};
+use crate::halt::HaltSight;
 use crate::host::cgroups::Competition;
 use crate::host::vm_identity::VmIdentity;
 use crate::metrics::percent;
-use crate::view::{HostView, TakerView, VcpuView, VmView};
+use crate::view::{HaltedBy, HostView, TakerView, VcpuView, VmView};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 const BUCKETS: usize = intf::cohort_limits_NR_BUCKETS as usize;
@@ -35,6 +36,8 @@ pub struct Observation {
     pub blind_spots: Vec<String>,
     /// The fields of a view that cannot be had because of that.
     pub unseen: Vec<String>,
+    /// How halted time is told where HLT does not exit; `None` if there is no such vCPU.
+    pub halts: Option<HaltSight>,
     /// All vCPUs, since the observer knows them.
     pub vcpus: Vec<intf::vcpu_counters>,
     /// Whose VMs they are, by process.
@@ -70,6 +73,7 @@ impl HostView {
                 gain.less(earlier);
             }
             gain.held_back_ns = held_back_ns(vcpu.tid, before, after);
+            gain.halted_by = halted_by(vcpu, after);
             let vm = of_vms.entry(vcpu.tgid).or_default();
             vm.insert(vcpu.vcpu_id, gain);
         }
@@ -106,9 +110,22 @@ impl HostView {
             ));
             unseen.push(String::from("entitled_pct"));
         }
+        let halts = after.halts.clone().unwrap_or_default();
+        let mut halted_error_pct = 0.0;
+        if host.halted_by == HaltedBy::Mperf {
+            halted_error_pct = halts.error_ppm as f64 / 1e4;
+        } else {
+            let of_mperf = ["halted_error_pct", "halted_unread_pct"];
+            unseen.extend(of_mperf.map(String::from));
+        }
+        if let (HaltedBy::Unseen, Some(why)) = (host.halted_by, halts.unseen) {
+            blind_spots.push(format!(
+                "halted time of VMs whose HLT or MWAIT do not exit is not seen, and counts as running: {why}"
+            ));
+        }
         let host = host.view(length_ns);
-        let overhead_pct = percent(host.poll_pct + host.spin_pct, host.run_pct);
-        if host.run_pct == 0.0 || unseen.iter().any(|field| field == "spin_pct") {
+        let overhead_pct = percent(host.poll_pct + host.spin_pct, host.on_cpu_pct);
+        if host.on_cpu_pct == 0.0 || unseen.iter().any(|field| field == "spin_pct") {
             unseen.push(String::from("efficiency_pct"));
         }
         HostView {
@@ -119,8 +136,18 @@ impl HostView {
             unseen,
             overcommitment: f64::from(host.vcpus) / f64::from(after.cpus.max(1)),
             efficiency_pct: 100.0 - overhead_pct,
+            halted_error_pct,
             vms,
         }
+    }
+}
+
+/// How the halted time of `vcpu` is known.
+fn halted_by(vcpu: &intf::vcpu_counters, after: &Observation) -> HaltedBy {
+    match (vcpu.halts_on_cpu, &after.halts) {
+        (0, _) => HaltedBy::Exits,
+        (_, Some(HaltSight { unseen: None, .. })) => HaltedBy::Mperf,
+        _ => HaltedBy::Unseen,
     }
 }
 
@@ -268,6 +295,7 @@ struct Gain {
     kvm: u64,
     vcpus: u32,
     phase_ns: [u64; PHASES],
+    halted_by: HaltedBy,
     /// Of the time in which it was ready: the scheduler held it back for a cap.
     held_back_ns: u64,
     entitled_ns: u64,
@@ -280,7 +308,7 @@ struct Gain {
 }
 
 impl Gain {
-    const COUNTERS: usize = 15;
+    const COUNTERS: usize = 17;
 
     /// Since the observer knows it, up to the reading: the phase that it is in has lasted until then.
     fn of(counters: &intf::vcpu_counters) -> Self {
@@ -292,11 +320,14 @@ impl Gain {
             kvm: counters.kvm,
             vcpus: 1,
             phase_ns,
+            halted_by: HaltedBy::Exits,
             held_back_ns: 0,
             entitled_ns: 0,
             longest_ready_ns: counters.longest_ready_ns,
             longest_ipi_ns: counters.longest_ipi_ns,
             counts: [
+                counters.halted_on_cpu_ns,
+                counters.halted_unread_ns,
                 counters.poll_ns,
                 counters.spin_ns,
                 counters.spin_exits,
@@ -340,6 +371,7 @@ impl Gain {
     fn add(&mut self, other: &Self) {
         self.combine(other, u64::saturating_add);
         self.vcpus += other.vcpus;
+        self.halted_by = self.halted_by.max(other.halted_by);
         self.entitled_ns += other.entitled_ns;
         self.longest_ready_ns = self.longest_ready_ns.max(other.longest_ready_ns);
         self.longest_ipi_ns = self.longest_ipi_ns.max(other.longest_ipi_ns);
@@ -368,6 +400,8 @@ impl Gain {
         let ready_ns = ready_ns - held_back_ns;
         let limited_ns = phase_ns(intf::vcpu_phase_PHASE_LIMITED) + held_back_ns;
         let [
+            halted_on_cpu_ns,
+            halted_unread_ns,
             poll_ns,
             spin_ns,
             spin_exits,
@@ -384,12 +418,19 @@ impl Gain {
             stacked_ns,
             ipi_to_run_ns,
         ] = self.counts;
+        // What a vCPU halts on its CPU is counted a moment before the reading, of which the phase is.
+        let on_cpu_ns = phase_ns(intf::vcpu_phase_PHASE_RUNS);
+        let halted_on_cpu_ns = halted_on_cpu_ns.min(on_cpu_ns);
+        let halted_ns = phase_ns(intf::vcpu_phase_PHASE_HALTED) + halted_on_cpu_ns;
         VcpuView {
             vcpus: self.vcpus,
-            run_pct: phase_pct(intf::vcpu_phase_PHASE_RUNS),
+            run_pct: percent((on_cpu_ns - halted_on_cpu_ns) as f64, vcpu_time_ns),
             ready_pct: percent(ready_ns as f64, vcpu_time_ns),
             limited_pct: percent(limited_ns as f64, vcpu_time_ns),
-            halted_pct: phase_pct(intf::vcpu_phase_PHASE_HALTED),
+            halted_pct: percent(halted_ns as f64, vcpu_time_ns),
+            halted_by: self.halted_by.word().to_owned(),
+            halted_unread_pct: percent(halted_unread_ns as f64, vcpu_time_ns),
+            on_cpu_pct: phase_pct(intf::vcpu_phase_PHASE_RUNS),
             away_pct: phase_pct(intf::vcpu_phase_PHASE_AWAY),
             poll_pct: percent(poll_ns as f64, vcpu_time_ns),
             spin_pct: percent(spin_ns as f64, vcpu_time_ns),
@@ -483,6 +524,64 @@ mod tests {
         (before.waits, after.waits) = (held_back(SECOND_NS), held_back(SECOND_NS * 5 / 4));
         let all = &HostView::between(&before, &after).vms[&5].all;
         assert_eq!((all.ready_pct, all.limited_pct), (75.0, 25.0));
+    }
+
+    /// Two seconds on a CPU, of which it was halted for the half by MPERF, and another second asleep in KVM's halt; whether
+    /// MPERF can be read here.
+    fn halts(unseen: Option<&str>) -> HostView {
+        let mut halts = vcpu(7, 5, 0);
+        halts.halts_on_cpu = 1;
+        halts.phase_ns[intf::vcpu_phase_PHASE_RUNS as usize] = 2 * SECOND_NS;
+        halts.phase_ns[intf::vcpu_phase_PHASE_HALTED as usize] = SECOND_NS;
+        if unseen.is_none() {
+            halts.halted_on_cpu_ns = SECOND_NS;
+        }
+        let mut after = at(4 * SECOND_NS, vec![halts, vcpu(8, 6, 0)]);
+        after.halts = Some(HaltSight {
+            unseen: unseen.map(str::to_owned),
+            error_ppm: 1_500,
+        });
+        HostView::between(&at(0, vec![]), &after)
+    }
+
+    #[test]
+    fn what_a_vcpu_halts_on_its_cpu_is_halted_time_and_it_had_the_cpu() {
+        let view = halts(None);
+        let all = &view.vms[&5].all;
+        assert_eq!((all.run_pct, all.halted_pct), (25.0, 50.0));
+        assert_eq!((all.on_cpu_pct, all.halted_by.as_str()), (50.0, "mperf"));
+        assert_eq!(view.vms[&6].all.halted_by, "exits");
+        assert_eq!(view.halted_error_pct, 0.15);
+        assert!(view.has("halted_error_pct") && view.has("halted_unread_pct"));
+    }
+
+    #[test]
+    fn halted_time_that_cannot_be_had_is_said_of_the_vm_that_it_concerns() {
+        let view = halts(Some("MPERF stands still"));
+        let all = &view.vms[&5].all;
+        assert_eq!((all.run_pct, all.halted_by.as_str()), (50.0, "unseen"));
+        assert!(!all.has("halted_pct") && view.vms[&6].all.has("halted_pct"));
+        assert!(!view.has("halted_error_pct"));
+        let said = |spot: &String| spot.starts_with("halted") && spot.ends_with("stands still");
+        assert!(view.blind_spots.iter().any(said));
+    }
+
+    #[test]
+    fn nothing_is_said_of_halts_where_all_exit() {
+        let view = HostView::between(&at(0, vec![]), &at(SECOND_NS, vec![vcpu(7, 5, 0)]));
+        assert_eq!(view.vms[&5].all.halted_by, "exits");
+        assert!(!view.blind_spots.iter().any(|spot| spot.contains("halted")));
+        assert!(!view.has("halted_error_pct") && !view.has("halted_unread_pct"));
+    }
+
+    #[test]
+    fn more_is_never_halted_on_a_cpu_than_the_vcpu_had_one() {
+        let mut halts = vcpu(7, 5, 0);
+        halts.phase_ns[intf::vcpu_phase_PHASE_RUNS as usize] = SECOND_NS;
+        halts.halted_on_cpu_ns = SECOND_NS + 1_000;
+        let view = HostView::between(&at(0, vec![]), &at(SECOND_NS, vec![halts]));
+        let all = &view.vms[&5].all;
+        assert_eq!((all.run_pct, all.halted_pct), (0.0, 100.0));
     }
 
     #[test]

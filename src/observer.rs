@@ -4,6 +4,7 @@
 
 use crate::bpf::{from_bytes, intf, observe};
 use crate::exit::{Exit, Failure};
+use crate::halt::{HaltClocks, HaltParts, HaltSight, run_on};
 use crate::host::cgroups::{CgroupNames, Competition};
 use crate::host::kvm::{Kvm, KvmWatch, hardware_ends_interrupts};
 use crate::host::paths::Host;
@@ -38,6 +39,7 @@ pub struct Observer<'object> {
     host: Host,
     seen: Seen,
     cgroup_names: RefCell<CgroupNames>,
+    halt_clocks: RefCell<HaltClocks>,
 }
 
 impl<'object> Observer<'object> {
@@ -61,16 +63,24 @@ impl<'object> Observer<'object> {
             let sentence = "the kernel did not accept the observer; has this kernel BTF (/sys/kernel/btf/vmlinux)?";
             Failure::new(Exit::LoadRejected, error.context(sentence))
         })?;
-        Ok(Self {
+        let observer = Self {
             skel,
             host: host.clone(),
             seen,
             cgroup_names: RefCell::default(),
-        })
+            halt_clocks: RefCell::new(HaltClocks::new(&host.sys)),
+        };
+        // vCPUs that run already may go on for hours without a switch.
+        observer.look_at(topology::online_cpus(&host.sys)?);
+        Ok(observer)
     }
 
     /// Reads all counters.
     pub fn read(&self) -> Result<Observation> {
+        let online = topology::online_cpus(&self.host.sys)?;
+        let halts = self
+            .count_halts(&online)
+            .context("what vCPUs halt on their CPUs cannot be counted")?;
         let vcpus = self
             .read_vcpus()
             .context("the vCPUs' counters cannot be read")?;
@@ -82,7 +92,6 @@ impl<'object> Observer<'object> {
         let of_cgroups = |taker: &&TakerReading| taker.key.kind == intf::taker_kind_TAKER_CGROUP;
         let cgroups = takers.iter().filter(of_cgroups).map(|taker| taker.key.id);
         let mut cgroup_names = self.cgroup_names.borrow_mut();
-        let online = topology::online_cpus(&self.host.sys)?;
         let scheduler = preflight::scheduler_name(&self.host);
         let scheduler = scheduler.unwrap_or_else(|| String::from("stock"));
         Ok(Observation {
@@ -92,6 +101,7 @@ impl<'object> Observer<'object> {
             scheduler,
             blind_spots: self.seen.blind_spots.clone(),
             unseen: self.seen.unseen_fields(),
+            halts,
             identities: tgids.iter().map(identity).collect(),
             cpus_of: cpus_of(&vcpus, &online),
             competition,
@@ -99,6 +109,31 @@ impl<'object> Observer<'object> {
             takers,
             vcpus,
         })
+    }
+
+    /// Has what vCPUs halt on their CPUs counted up to now; `None` if there is no such vCPU.
+    fn count_halts(&self, online: &BTreeSet<usize>) -> Result<Option<HaltSight>> {
+        let data = self.skel.maps.bss_data.as_ref();
+        let data = data.context("the BPF object has no variables")?;
+        // SAFETY: a live, aligned u32 that the BPF programs write.
+        if unsafe { ptr::read_volatile(&raw const data.halts_seen) } == 0 {
+            return Ok(None);
+        }
+        let parts = HaltParts {
+            events: &self.skel.maps.mperf_events,
+            clocks: &self.skel.maps.halt_clocks,
+            calibrate: &self.skel.progs.calibrate_mperf,
+        };
+        let (sight, running) = self.halt_clocks.borrow_mut().keep(&parts, online)?;
+        self.look_at(running);
+        Ok(Some(sight))
+    }
+
+    /// Looks at what runs on `cpus` now.
+    fn look_at(&self, cpus: impl IntoIterator<Item = usize>) {
+        for cpu in cpus {
+            run_on(&self.skel.progs.look_at_running, cpu);
+        }
     }
 
     fn read_vcpus(&self) -> Result<Vec<intf::vcpu_counters>> {

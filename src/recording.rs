@@ -138,6 +138,7 @@ impl Recording {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::columns::Column;
     use std::fs;
 
     fn window(cpus: u32) -> HostView {
@@ -174,6 +175,19 @@ mod tests {
         let recording = Recording::read(&path).expect("one window is whole");
         assert_eq!(recording.windows, [window(3)]);
         assert!(recording.breaks_off);
+    }
+
+    /// Before it was known how halted time is known.
+    #[test]
+    fn an_older_recording_is_read_and_its_halted_time_shown() {
+        let directory = tempfile::tempdir().expect("a folder can be made");
+        let path = directory.path().join("r");
+        let header = r#"{"cohort_recording":3,"version":"0.1.0"}"#;
+        let window = r#"{"window_ms":1000,"vms":{"5":{"all":{"vcpus":1,"halted_pct":20.0}}}}"#;
+        fs::write(&path, format!("{header}\n{window}\n")).expect("it can be written");
+        let recording = Recording::read(&path).expect("it is whole");
+        let all = &recording.windows[0].vms[&5].all;
+        assert_eq!(Column::Halted.text(all, 1.0), "20.0");
     }
 
     #[test]

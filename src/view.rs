@@ -9,6 +9,34 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use std::collections::BTreeMap;
 
+/// How it is known how long a vCPU was halted.
+#[derive(Clone, Copy, Debug, Default, Eq, Ord, PartialEq, PartialOrd)]
+pub enum HaltedBy {
+    /// Its HLT exits: KVM says.
+    #[default]
+    Exits,
+    /// It halts on its CPU, whose MPERF says.
+    Mperf,
+    /// It halts on its CPU, and nobody knows for how long.
+    Unseen,
+}
+
+impl HaltedBy {
+    /// As it stands in JSON.
+    pub fn word(self) -> &'static str {
+        match self {
+            HaltedBy::Exits => "exits",
+            HaltedBy::Mperf => "mperf",
+            HaltedBy::Unseen => "unseen",
+        }
+    }
+
+    /// Whether a field can be had of a vCPU whose `halted_by` is `word`.
+    pub fn shows(word: &str, field: &str) -> bool {
+        field != "halted_pct" || word != HaltedBy::Unseen.word()
+    }
+}
+
 /// One vCPU, or all vCPUs of a VM together, in one window of time.
 #[stat_doc]
 #[derive(Clone, Debug, Default, Deserialize, PartialEq, Serialize, Stats)]
@@ -17,7 +45,9 @@ use std::collections::BTreeMap;
 pub struct VcpuView {
     #[stat(desc = "vCPUs counted here")]
     pub vcpus: u32,
-    #[stat(desc = "part of the time in which it ran, in percent of a CPU per vCPU")]
+    #[stat(
+        desc = "part of the time in which it ran, and was not halted, in percent of a CPU per vCPU"
+    )]
     pub run_pct: f64,
     #[stat(desc = "part of the time in which it was runnable and waited for a CPU, in percent")]
     pub ready_pct: f64,
@@ -25,6 +55,18 @@ pub struct VcpuView {
     pub limited_pct: f64,
     #[stat(desc = "part of the time in which the guest had nothing to do on it, in percent")]
     pub halted_pct: f64,
+    #[stat(
+        desc = "how that is known: exits (of HLT, by KVM), mperf (HLT or MWAIT do not exit: by what MPERF of its CPUs lacks), or unseen, and then halted_pct is left out and counts as run_pct"
+    )]
+    pub halted_by: String,
+    #[stat(
+        desc = "part of the time in which it had a CPU and MPERF could not be read, in percent; it counts as run_pct"
+    )]
+    pub halted_unread_pct: f64,
+    #[stat(
+        desc = "part of the time in which it had a CPU: run_pct, and what it was halted there, in percent of a CPU per vCPU"
+    )]
+    pub on_cpu_pct: f64,
     #[stat(desc = "part of the time in which its thread slept outside of the guest, in percent")]
     pub away_pct: f64,
     #[stat(
@@ -137,8 +179,19 @@ pub struct HostView {
         desc = "of the time in which vCPUs had a CPU: without halt polling and KVM's search because they spin, in percent; what guests spin before they are stopped is not seen"
     )]
     pub efficiency_pct: f64,
+    #[stat(
+        desc = "by so much halted_pct by mperf may be wrong, in percent of the time in which a vCPU was not halted"
+    )]
+    pub halted_error_pct: f64,
     #[stat(desc = "VMs by process")]
     pub vms: BTreeMap<u32, VmView>,
+}
+
+impl VcpuView {
+    /// Whether a field that its host has can be had of it.
+    pub fn has(&self, field: &str) -> bool {
+        HaltedBy::shows(&self.halted_by, field)
+    }
 }
 
 impl HostView {
@@ -152,7 +205,7 @@ impl HostView {
         self.has("efficiency_pct").then_some(self.efficiency_pct)
     }
 
-    /// As JSON, without the fields that cannot be had on this host.
+    /// As JSON, without the fields that cannot be had on this host or of a VM.
     ///
     /// # Errors
     /// None that are known: it is plain data.
@@ -167,7 +220,9 @@ impl HostView {
 fn remove_keys(json: &mut Value, keys: &[String]) {
     match json {
         Value::Object(fields) => {
-            fields.retain(|key, _| !keys.contains(key));
+            let halted_by = fields.get("halted_by").and_then(Value::as_str);
+            let halted_by = halted_by.unwrap_or_default().to_owned();
+            fields.retain(|key, _| !keys.contains(key) && HaltedBy::shows(&halted_by, key));
             fields
                 .values_mut()
                 .for_each(|value| remove_keys(value, keys));
@@ -215,6 +270,29 @@ mod tests {
             serde_json::from_value::<HostView>(json).expect("it was written by this"),
             view
         );
+    }
+
+    #[test]
+    fn halted_time_that_is_not_seen_is_left_out_of_that_vm_only() {
+        let vm = |halted_by: HaltedBy| {
+            let vcpu = VcpuView {
+                halted_by: halted_by.word().into(),
+                ..VcpuView::default()
+            };
+            VmView {
+                vcpus: BTreeMap::from([(0, vcpu.clone())]),
+                all: vcpu,
+                ..VmView::default()
+            }
+        };
+        let view = HostView {
+            vms: BTreeMap::from([(5, vm(HaltedBy::Exits)), (6, vm(HaltedBy::Unseen))]),
+            ..HostView::default()
+        };
+        let json = view.to_json().expect("it is plain data");
+        let has = |tgid: &str, of: &str| json.pointer(&format!("/vms/{tgid}/{of}/halted_pct"));
+        assert!(has("5", "all").is_some() && has("5", "vcpus/0").is_some());
+        assert!(has("6", "all").is_none() && has("6", "vcpus/0").is_none());
     }
 
     #[test]

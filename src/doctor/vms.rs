@@ -4,6 +4,7 @@
 use super::{Finding, Severity};
 use crate::host::affinity::allowed_cpus_of_thread;
 use crate::host::cgroups::Competition;
+use crate::host::mperf::Mperf;
 use crate::host::paths::Host;
 use crate::host::topology::{Nodes, online_cpus};
 use crate::host::vm_identity::VmIdentity;
@@ -48,7 +49,7 @@ pub fn findings(host: &Host) -> Vec<Finding> {
     let nodes = Nodes::read(&host.sys);
     for vm in &vms {
         let of_vm = [
-            exitless(vm),
+            exitless(vm, &vms, host),
             stacked_pins(vm),
             windows(vm),
             hpet(vm),
@@ -118,21 +119,60 @@ fn overcommitment(vms: &[Vm], cpus: usize) -> Finding {
     }
 }
 
-/// Guests that neither halt nor spin as far as the host can see.
-fn exitless(vm: &Vm) -> Option<Finding> {
-    let on = vm
-        .arguments
-        .iter()
-        .any(|argument| argument.contains("cpu-pm=on"));
-    on.then(|| {
-        Finding::new(
+/// Guests whose HLT, MWAIT and PAUSE do not exit: what they halt they halt on their CPUs, which nobody else can use
+/// meanwhile.
+fn exitless(vm: &Vm, vms: &[Vm], host: &Host) -> Option<Finding> {
+    let mut arguments = vm.arguments.iter();
+    if !arguments.any(|argument| argument.contains("cpu-pm=on")) {
+        return None;
+    }
+    let seen = format!("{}: runs with -overcommit cpu-pm=on", vm.name);
+    let online: BTreeSet<usize> = online_cpus(&host.sys).unwrap_or_default();
+    if shares_cpus(vm, vms, &online) {
+        return Some(Finding::new(
             "cpu-pm",
             Severity::Warning,
-            format!("{}: runs with -overcommit cpu-pm=on", vm.name),
-            "its vCPUs look busy while they are halted, and do not say when they spin: it takes CPU time that others want",
-            "leave out -overcommit cpu-pm=on on hosts with more vCPUs than CPUs",
-        )
+            seen + ", and its vCPUs share CPUs with others",
+            "a vCPU holds its CPU while it is halted, and does not say when it spins: it takes CPU time that others want",
+            "leave out -overcommit cpu-pm=on, or give each of its vCPUs a CPU of its own (virsh vcpupin), where no other vCPU \
+             may run",
+        ));
+    }
+    let seen = seen + ", and each of its vCPUs has a CPU of its own";
+    Some(match Mperf::find(&host.sys) {
+        Ok(_) => Finding::fine("cpu-pm", seen + "; MPERF tells how long they are halted"),
+        Err(missing) => Finding::new(
+            "cpu-pm",
+            Severity::Note,
+            seen,
+            format!("nobody can tell how long they are halted: {missing}"),
+            missing.mend(),
+        ),
     })
+}
+
+/// Whether more vCPUs, of any VM, may want the CPUs of `vm` than those are.
+fn shares_cpus(vm: &Vm, vms: &[Vm], online: &BTreeSet<usize>) -> bool {
+    // Where the VMM does not name the threads, they may run anywhere.
+    let of_vcpus = |vm: &Vm| match vm.affinities.is_empty() {
+        true => vec![online.clone(); vm.vcpus],
+        false => vm.affinities.clone(),
+    };
+    let own: BTreeSet<usize> = of_vcpus(vm).into_iter().flatten().collect();
+    let mut pinned = BTreeSet::new();
+    let mut rivals = 0;
+    let mut cpus = own.clone();
+    for affinity in vms.iter().flat_map(of_vcpus) {
+        if affinity.is_disjoint(&own) {
+            continue;
+        }
+        if affinity.len() == 1 && !affinity.iter().all(|&cpu| pinned.insert(cpu)) {
+            return true;
+        }
+        rivals += 1;
+        cpus.extend(affinity);
+    }
+    rivals > cpus.intersection(online).count()
 }
 
 fn stacked_pins(vm: &Vm) -> Option<Finding> {
@@ -283,6 +323,7 @@ fn caps(vms: &[Vm], host: &Host) -> Option<Finding> {
 mod tests {
     use super::super::tests::{found, severity};
     use super::*;
+    use crate::host::mperf::tests::with_mperf;
     use crate::host::paths::fixture::Fixture;
 
     const CPUS: &str = "sys/devices/system/cpu/online";
@@ -348,8 +389,6 @@ mod tests {
             findings(&vm_on(host("0-3\n"), &arguments, cpus).host())
         };
         let anywhere = ["0-3", "0-3"];
-        let found_in = with(&["-overcommit", "cpu-pm=on"], anywhere);
-        assert_eq!(severity(&found_in, "cpu-pm"), Severity::Warning);
         let found_in = with(&["-rtc", "base=localtime", "-cpu", "host"], anywhere);
         assert_eq!(severity(&found_in, "windows"), Severity::Warning);
         let found_in = with(
@@ -365,6 +404,55 @@ mod tests {
             severity(&with(&[], ["1", "2"]), "pinned-vcpus"),
             Severity::Note
         );
+    }
+
+    /// What is found of a VM whose HLT does not exit, on these CPUs, beside one of two vCPUs that may run on `others`.
+    fn exitless_beside(fixture: Fixture, cpus: [&str; 2], others: &str) -> Finding {
+        let arguments = [QEMU.as_slice(), &["-overcommit", "cpu-pm=on"]].concat();
+        let fixture = vm_on(fixture, &arguments, cpus)
+            .with("proc/50/cmdline", "qemu\0-name\0beside")
+            .with("proc/50/comm", "qemu\n");
+        let fixture = (0..2).fold(fixture, |fixture, vcpu| {
+            let thread = format!("proc/50/task/{}", 51 + vcpu);
+            let allowed = format!("Cpus_allowed_list:\t{others}\n");
+            fixture
+                .with(&format!("{thread}/comm"), format!("CPU {vcpu}/KVM\n"))
+                .with(&format!("{thread}/status"), allowed)
+                .with_link(
+                    &format!("proc/50/fd/{}", 20 + vcpu),
+                    &format!("anon_inode:kvm-vcpu:{vcpu}"),
+                )
+        });
+        found(&findings(&fixture.host()), "cpu-pm")
+    }
+
+    #[test]
+    fn vcpus_that_halt_on_a_cpu_of_their_own_are_no_fault() {
+        let finding = exitless_beside(with_mperf(host("0-3\n")), ["0", "1"], "2-3");
+        assert_eq!(finding.severity, Severity::Fine, "{finding:?}");
+        assert!(finding.seen.contains("MPERF"));
+        // Four vCPUs for four CPUs.
+        let finding = exitless_beside(with_mperf(host("0-3\n")), ["0", "1"], "0-3");
+        assert_eq!(finding.severity, Severity::Fine, "{finding:?}");
+    }
+
+    #[test]
+    fn where_their_halted_time_cannot_be_had_the_missing_setting_is_named() {
+        let finding = exitless_beside(host("0-3\n"), ["0", "1"], "2-3");
+        assert_eq!(finding.severity, Severity::Note, "{finding:?}");
+        assert!(finding.why.contains("msr") && finding.mend.contains("CONFIG_PERF_EVENTS"));
+    }
+
+    #[test]
+    fn vcpus_that_halt_on_cpus_that_others_want_are_a_fault() {
+        let fault = |cpus, own, others| {
+            let finding = exitless_beside(with_mperf(host(cpus)), own, others);
+            assert_eq!(finding.severity, Severity::Warning, "{finding:?}");
+        };
+        fault("0-2\n", ["0-2", "0-2"], "0-2");
+        fault("0-3\n", ["0", "1"], "0-1");
+        fault("0-3\n", ["1", "1"], "2-3");
+        fault("0-3\n", ["0", "1"], "0");
     }
 
     #[test]

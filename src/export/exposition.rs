@@ -211,6 +211,9 @@ fn encode_vcpus(
             encoder.encode_descriptor(&name, counter.help, unit, MetricType::Counter)?;
         for (labels, row) in rows {
             for &(place, sample) in &seen {
+                if !row.has(sample.field) {
+                    continue;
+                }
                 let mut labels = labels.clone();
                 if !counter.label.is_empty() {
                     labels.push((counter.label, sample.label_value.to_owned()));
@@ -283,6 +286,7 @@ fn without_openmetrics(openmetrics: &str) -> String {
 mod tests {
     use super::super::totals::fixture::window;
     use super::*;
+    use crate::view::HaltedBy;
     use std::collections::BTreeSet;
 
     const RULES: &str = include_str!("../../deploy/prometheus/cohort.rules.yml");
@@ -327,6 +331,24 @@ mod tests {
         has_line(
             &page,
             r#"cohort_host_blind_spot_info{reason="spin exits are not seen: as asked for"} 1"#,
+        );
+    }
+
+    #[test]
+    fn halted_time_is_absent_of_vms_of_which_it_cannot_be_had() {
+        let halted = r#"cohort_vm_time_seconds_total{vm="db \"1\"",state="halted"} 0.0"#;
+        let usage = r#"cohort_vm_cpu_usage_seconds_total{vm="db \"1\""} 2.0"#;
+        let seen = whole_page();
+        has_line(&seen, halted);
+        has_line(&seen, usage);
+        let mut window = window();
+        let vm = window.vms.get_mut(&7).expect("it is there");
+        vm.all.halted_by = HaltedBy::Unseen.word().to_owned();
+        let page = page_of(window, Format::Prometheus, false);
+        assert!(!page.contains(r#"state="halted""#) && !page.contains("cpu_usage_seconds_total{"));
+        has_line(
+            &page,
+            r#"cohort_vm_time_seconds_total{vm="db \"1\"",state="run"} 2.0"#,
         );
     }
 

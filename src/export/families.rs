@@ -96,11 +96,11 @@ fn part_s(percent: f64, of_s: f64) -> f64 {
 }
 
 /// All counters that vCPUs have.
-pub static COUNTERS: [Counter; 11] = [
+pub static COUNTERS: [Counter; 14] = [
     seconds(
         "state",
         "time",
-        "Time of vCPUs by what they did: run, ready (runnable without a CPU), limited (by a cap), halted, away",
+        "Time of vCPUs by what they did: run (and not halted), ready (runnable without a CPU), limited (by a cap), halted, away",
         &[
             labelled("run", "run_pct", |v, s| part_s(v.run_pct, s)),
             labelled("ready", "ready_pct", |v, s| part_s(v.ready_pct, s)),
@@ -108,6 +108,26 @@ pub static COUNTERS: [Counter; 11] = [
             labelled("halted", "halted_pct", |v, s| part_s(v.halted_pct, s)),
             labelled("away", "away_pct", |v, s| part_s(v.away_pct, s)),
         ],
+    ),
+    seconds(
+        "",
+        "cpu_usage",
+        "CPU time of vCPUs in which they were not halted, also where HLT does not exit: what the guest uses",
+        &[only("halted_pct", |v, s| part_s(v.run_pct, s))],
+    ),
+    seconds(
+        "",
+        "cpu_time",
+        "CPU time that vCPUs had, with what they were halted on their CPUs where HLT does not exit",
+        &[only("on_cpu_pct", |v, s| part_s(v.on_cpu_pct, s))],
+    ),
+    seconds(
+        "",
+        "halted_unread",
+        "CPU time of which nobody knows whether it was halted, a part of run; where HLT does not exit",
+        &[only("halted_unread_pct", |v, s| {
+            part_s(v.halted_unread_pct, s)
+        })],
     ),
     seconds(
         "",

@@ -3,7 +3,7 @@
 
 use super::families::{COUNTERS, EXPONENTS, HISTOGRAMS, Sample};
 use crate::host::vm_identity::VmIdentity;
-use crate::view::{HostView, VcpuView, VmView};
+use crate::view::{HaltedBy, HostView, VcpuView, VmView};
 use std::collections::BTreeMap;
 
 /// What vCPUs did, since they are observed.
@@ -13,6 +13,8 @@ pub struct VcpuTotals {
     counters: Vec<Vec<f64>>,
     /// In the order of [`HISTOGRAMS`].
     histograms: Vec<HistogramTotals>,
+    /// How its halted time was known in the last window.
+    halted_by: String,
 }
 
 /// A histogram, since its vCPUs are observed.
@@ -70,7 +72,13 @@ impl VcpuTotals {
                 .map(|counter| zeros(counter.samples))
                 .collect(),
             histograms: vec![HistogramTotals::default(); HISTOGRAMS.len()],
+            halted_by: String::new(),
         }
+    }
+
+    /// Whether what is made of a field that its host has can be had of it.
+    pub fn has(&self, field: &str) -> bool {
+        HaltedBy::shows(&self.halted_by, field)
     }
 
     /// The samples of the counter at this place in [`COUNTERS`].
@@ -85,6 +93,7 @@ impl VcpuTotals {
 
     fn add(&mut self, view: &VcpuView, window_s: f64) {
         let vcpu_time_s = window_s * f64::from(view.vcpus);
+        self.halted_by.clone_from(&view.halted_by);
         for (totals, counter) in self.counters.iter_mut().zip(&COUNTERS) {
             for (total, sample) in totals.iter_mut().zip(counter.samples) {
                 *total += (sample.gain)(view, vcpu_time_s);

@@ -7,6 +7,7 @@ pub mod cgroups;
 pub mod cookies;
 pub mod instance;
 pub mod kvm;
+pub mod mperf;
 pub mod paths;
 pub mod preflight;
 pub mod private;

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail, ensure};
 use cohort::exit::Exit;
 use cohort::wait::wait_for;
 use cohort_lab::inside::process::start;
+use cohort_micro::Spec;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 use serde_json::Value;
@@ -28,6 +29,10 @@ pub const TESTS: &[Test] = &[
     (
         "both_formats_are_what_promtool_and_prometheus_expect",
         formats,
+    ),
+    (
+        "halted_time_that_cannot_be_had_is_absent_and_the_reason_is_there",
+        halted,
     ),
     ("the_rules_say_what_their_tests_demand", rules),
     (
@@ -110,6 +115,42 @@ fn rule_files() -> Result<TempDir> {
     fs::write(folder.path().join("cohort.rules.yml"), RULES)?;
     fs::write(folder.path().join("cohort.rules.test.yml"), RULES_TEST)?;
     Ok(folder)
+}
+
+/// Of a VM whose HLT does not exit, beside one whose HLT does. The fast machine has no MPERF.
+fn halted() -> Result<()> {
+    let spec = |name| Spec::new(name).vcpu("loop: compute 1ms; sleep 20ms");
+    let guests = [
+        Guest::start(&spec("passed-through").hlt_passthrough())?,
+        Guest::start(&spec("exits"))?,
+    ];
+    let _export = export(&[])?;
+    let page = wait_for("both VMs", PATIENCE, || {
+        let page = scrape("text/plain")?;
+        let seen = |guest: &Guest| label_of(&page, guest.micro.pid()).is_some();
+        Ok(guests.iter().all(seen).then_some(page))
+    })?;
+    let has = |guest: &Guest, name: &str, labels: &[&str]| -> Result<bool> {
+        let label = label_of(&page, guest.micro.pid()).context("it was seen")?;
+        let vm = format!("vm=\"{label}\"");
+        Ok(value_of(&page, name, &[&[vm.as_str()], labels].concat()).is_ok())
+    };
+    let can_be_had = Path::new("/sys/bus/event_source/devices/msr/events/mperf").exists();
+    println!("    MPERF can be had: {can_be_had}");
+    for (guest, expected) in guests.iter().zip([can_be_had, true]) {
+        let time = "cohort_vm_time_seconds_total";
+        ensure!(has(guest, time, &["state=\"halted\""])? == expected);
+        ensure!(has(guest, "cohort_vm_cpu_usage_seconds_total", &[])? == expected);
+        ensure!(has(guest, time, &["state=\"run\""])?);
+        ensure!(has(guest, "cohort_vm_cpu_time_seconds_total", &[])?);
+    }
+    let mut spots = page
+        .lines()
+        .filter(|line| line.contains("blind_spot_info{"));
+    let spot = spots.find(|line| line.contains("halted time") && line.contains("MPERF"));
+    println!("    {}", spot.unwrap_or("nothing is said"));
+    ensure!(spot.is_none() == can_be_had, "the reason is not there");
+    Ok(())
 }
 
 /// Of a VM that runs, with series for vCPUs. CPU time is what its cgroup counts.

@@ -7,6 +7,7 @@ mod cohorts;
 mod compare;
 mod export;
 mod faults;
+mod halted;
 mod host;
 mod libvirt;
 mod load;
@@ -52,6 +53,8 @@ enum Suite {
     Waits,
     /// What the observer shows is true
     Observe,
+    /// Halted time, where HLT exits and where not: `lab boot --cpus 7 --housekeeping 1 --append nohz_full=1-6`
+    Halted,
     /// VMs as libvirt makes them; needs no time
     Libvirt,
     /// Better than the stock scheduler, side by side
@@ -88,6 +91,7 @@ fn main() {
         Suite::Waits => cohorts::WAITS,
         Suite::FourCpus => cohorts::ON_FOUR_CPUS,
         Suite::Observe => observe::TESTS,
+        Suite::Halted => halted::TESTS,
         Suite::Libvirt => libvirt::TESTS,
         Suite::Against => against::TESTS,
         Suite::Compare => compare::TESTS,

@@ -188,13 +188,14 @@ fn run_delay(under_cohort: bool) -> Result<()> {
 }
 
 /// A count per combination of keys, kept by the kernel (histogram triggers).
-struct Trigger {
+pub struct Trigger {
     event: PathBuf,
     what: String,
 }
 
 impl Trigger {
-    fn set(event: &str, what: &str) -> Result<Self> {
+    /// Counts `event`, a folder of tracefs, as `what` says.
+    pub fn set(event: &str, what: &str) -> Result<Self> {
         let event = Path::new(TRACING).join(event);
         let file = event.join("trigger");
         fs::write(&file, what).with_context(|| format!("{} <- {what}", file.display()))?;
@@ -205,7 +206,7 @@ impl Trigger {
     }
 
     /// By the values of the keys, in their order.
-    fn counts(&self) -> Result<BTreeMap<Vec<i64>, u64>> {
+    pub fn counts(&self) -> Result<BTreeMap<Vec<i64>, u64>> {
         let text = fs::read_to_string(self.event.join("hist"))?;
         let mut counts = BTreeMap::new();
         // { prev_pid:        7, next_pid:        9 } hitcount:          3

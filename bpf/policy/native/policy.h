@@ -4,6 +4,7 @@
 #include "policy/balance.h"
 #include "policy/plan.h"
 #include "policy/fair.h"
+#include "policy/halt.h"
 #include "policy/ipi.h"
 #include "policy/target.h"
 #include "policy/wake.h"
