@@ -138,16 +138,24 @@ static u32 nr_together(const struct group *g)
 	return runnable > apart ? runnable - apart : 0;
 }
 
+/* The tasks of @g that want to run, without vCPUs that rest. */
+static u32 nr_working(const struct group *g)
+{
+	u32 resting = g->nr_resting, runnable = g->nr_runnable;
+
+	return runnable > resting ? runnable - resting : 0;
+}
+
 /* Of its share, the part of those tasks, by which they are charged. */
 static u64 share_together(struct group *g, u64 now)
 {
-	return fair_part(group_share(g, now), nr_together(g), g->nr_runnable);
+	return fair_part(group_share(g, now), nr_together(g), nr_working(g));
 }
 
 /* The part of each task that is apart. */
 static u64 share_apart(struct group *g, u64 now)
 {
-	return fair_part(group_share(g, now), 1, g->nr_runnable);
+	return fair_part(group_share(g, now), 1, nr_working(g));
 }
 
 /* The runnable @tc, of @g, is @apart from now on, or not. */
@@ -190,12 +198,15 @@ static void charge(struct task_struct *p, struct task_ctx *tc,
 {
 	struct group *g = lookup_group(tc->group);
 	u64 used_ns = p->se.sum_exec_runtime - tc->charged_ns;
-	u64 task_cost;
+	u64 halted_ns = 0, task_cost;
 
 	if (!g || (s64)used_ns <= 0)
 		return;
 	tc->charged_ns += used_ns;
-	task_cost = fair_task_charge(used_ns, p->scx.weight);
+	if (tc->halts_on_cpu && p->nr_cpus_allowed == 1)
+		halted_ns = count_halted(p, tc, g, now);
+	task_cost = fair_task_charge(
+		used_ns > halted_ns ? used_ns - halted_ns : 0, p->scx.weight);
 	tc->vtime += task_cost;
 	/* What a CPU's kernel thread does is for all tasks. */
 	tc->bound_cost += fair_charge(task_cost, is_per_cpu_kthread(p)
@@ -233,7 +244,8 @@ static u64 bound_vtime(const struct cpu_state *c, u64 now)
 /* Where the running task of @c, which is of @g, stands among others. */
 static u64 running_vtime(const struct cpu_state *c, struct group *g, u64 now)
 {
-	return c->bound ? bound_vtime(c, now) : group_vtime(g, now);
+	return c->bound ? bound_vtime(c, now) + c->bound_offset
+			: group_vtime(g, now);
 }
 
 /* What a slice costs @g, virtual time. */
@@ -304,6 +316,7 @@ static u32 make_group(u32 kind, u32 parent, u32 weight)
 	g->task_vtime_now = 0;
 	g->nr_runnable = 0;
 	g->nr_apart = 0;
+	g->nr_resting = 0;
 	g->nr_apart_running = 0;
 	g->running = 0;
 	g->orphan = 0;

@@ -110,6 +110,23 @@ __noinline bool follow_hint(struct cpu_state *c, u32 place, s32 cpu,
 	return served;
 }
 
+/* @c, of @cpu, looks at the vCPU that rests there, if that was asked for. */
+static bool looks(struct cpu_state *c, s32 cpu, u64 now)
+{
+	s32 pid = c->resting_pid;
+
+	if (!c->looks)
+		return false;
+	c->looks = 0;
+	if (!pid || !run_waiting(BOUND_QUEUE | cpu, pid, cpu))
+		return false;
+	c->lent_pid = pid;
+	c->lent_reason = HINT_WAKE;
+	c->lent_until_ns = now + REST_LOOK_NS;
+	set_alarm(cpu, REST_LOOK_NS);
+	return true;
+}
+
 static bool follow_hints(struct cpu_state *c, s32 cpu, bool slot_waits, u64 now)
 {
 	u32 place;
@@ -137,17 +154,15 @@ static bool comes_before_own(const struct task_ctx *tc, const struct group *g,
 			    c->vtime + ran_ns);
 }
 
-/* Has the group of the woken @tc had less than @running, which has @c? A vCPU waits for the VM's other
- * threads: no margin for them. */
-static bool comes_before(const struct task_ctx *tc, struct group *g, u64 vtime,
-			 const struct cpu_state *c, struct group *running,
-			 u64 now)
+/* Has the group of the woken @tc, which stands at @vtime, had less than the one of @share that has
+ * the CPU and stands at @running? A vCPU waits for the VM's other threads: no margin for them. */
+static bool comes_before(const struct task_ctx *tc, const struct group *g,
+			 u64 vtime, u64 running, u64 share)
 {
-	u64 margin = is_vm(g) && !tc->is_vcpu
-			     ? 0
-			     : fair_charge(slice_ns / 8, running->share);
+	u64 margin =
+		is_vm(g) && !tc->is_vcpu ? 0 : fair_charge(slice_ns / 8, share);
 
-	return fair_preempts(vtime, running_vtime(c, running, now), margin);
+	return fair_preempts(vtime, running, margin);
 }
 
 /* May somebody borrow @c? */
@@ -168,7 +183,7 @@ static u64 lender_vtime(const struct cpu_state *c, const struct group *running)
 	g = e ? lookup_group(e->group) : NULL;
 	if (g)
 		return g->vtime;
-	return c->bound ? c->bound_vtime : running->vtime;
+	return c->bound ? c->bound_vtime + c->bound_offset : running->vtime;
 }
 
 /*
@@ -222,11 +237,82 @@ static void resume_loan(struct task_ctx *tc, s32 pid, u32 queue, s32 cpu,
 	give_hint(c, &hint);
 }
 
+/*
+ * A task of @e waits, at the CPU @here of @d. If @e has a CPU in this turn that runs
+ * somebody else meanwhile, that CPU is told. If it did not wake, @here looks by itself.
+ */
+static bool call_cpu(struct entity *e, struct domain *d, u64 here, bool woke,
+		     u64 now)
+{
+	u64 lacks = lacking_cpus(e, d) & ~e->called, bit;
+	struct cpu_state *c;
+	s32 cpu;
+
+	if (!woke)
+		lacks &= ~here;
+	if (!lacks || !d->crowded)
+		return false;
+	bit = plan_next(lacks, here, lacks);
+	cpu = cpu_with(d, bit);
+	c = lookup_cpu(cpu);
+	if (!c)
+		return false;
+	__sync_fetch_and_or(&e->called, bit);
+	resched(c, cpu, now);
+	return true;
+}
+
+/*
+ * The vCPU @tc woke and waits in @queue. A sibling that woke it, and that sleeps as a rule soon after it has
+ * woken somebody, is about to leave its CPU to it: then no other CPU is called, unless it takes longer than
+ * that. Two that take turns would interrupt others at each of them.
+ */
+static bool has_wakers_cpu(const struct task_ctx *tc, u32 queue, u64 now)
+{
+	struct task_ctx *waker =
+		lookup_task_may_fail(bpf_get_current_task_btf());
+	s32 cpu = bpf_get_smp_processor_id();
+	struct cpu_state *c = lookup_cpu(cpu);
+
+	if (!c || !waker || !tc->is_vcpu || !waker->is_vcpu ||
+	    waker->group != tc->group || !waker->run_at_ns)
+		return false;
+	/* It went on after it had woken somebody. */
+	if (waker->woke_other_ns)
+		waker->hands_over = 0;
+	waker->woke_other_ns = now;
+	if (!waker->hands_over || c->lent_pid ||
+	    !set_alarm(cpu, WAKE_HAND_OVER_NS))
+		return false;
+	c->awaited = queue;
+	return true;
+}
+
+/* @tc sleeps: soon after it has woken a sibling? */
+static void note_sleep_of_waker(struct task_ctx *tc)
+{
+	if (!tc->woke_other_ns)
+		return;
+	tc->hands_over = scx_bpf_now() - tc->woke_other_ns < WAKE_HAND_OVER_NS;
+	tc->woke_other_ns = 0;
+}
+
+/* The one that woke a sibling, which waits in @queue, has not left its CPU in time. */
+static void call_after_all(u32 queue, s32 cpu)
+{
+	struct entity *e = lookup_entity(queue);
+	struct domain *d = e ? lookup_domain(e->domain) : NULL;
+
+	if (d && e->nr_waiting > 0)
+		call_cpu(e, d, bit_of(cpu), true, scx_bpf_now());
+}
+
 /* Why the woken @tc, of @g, which stands at @vtime among groups, is to have @c, which runs a
  * task: enum hint_reason. The @present is that of @c's domain. */
-static u32 reason_to_preempt(const struct task_ctx *tc, struct group *g,
-			     u64 vtime, const struct cpu_state *c, u64 present,
-			     u64 now)
+static __always_inline u32 reason_to_preempt(const struct task_ctx *tc,
+					     struct group *g, u64 vtime,
+					     const struct cpu_state *c,
+					     u64 present, u64 now)
 {
 	struct group *running;
 
@@ -235,7 +321,10 @@ static u32 reason_to_preempt(const struct task_ctx *tc, struct group *g,
 	running = c->group ? lookup_group(c->group) : NULL;
 	if (!running)
 		return HINT_NONE;
-	if (comes_before(tc, g, vtime, c, running, now))
+	if (c->rests)
+		return HINT_WAKE;
+	if (comes_before(tc, g, vtime, running_vtime(c, running, now),
+			 running->share))
 		return HINT_WAKE;
 	return may_be_lent(c, now) &&
 			       may_borrow(tc, g, vtime,

@@ -39,7 +39,8 @@ enum mechanism {
 	MECH_SHORT_TURNS = 5, /* turns are shorter where many wait */
 	MECH_PACKING = 6, /* a narrow VM before a wide one that has no room */
 	MECH_WAKE = 7, /* a CPU is lent to who wakes in a VM */
-	NR_MECH = 8,
+	MECH_HALTED = 8, /* CPUs whose vCPUs halt on them are others' */
+	NR_MECH = 9,
 };
 
 /* Whether a VM's vCPUs have their turns together; written by Rust for the VM's

@@ -87,16 +87,17 @@ static u64 bound_share_of(struct task_struct *p, u64 now)
 	return g ? share_apart(g, now) : 0;
 }
 
-/* Those bound to @c, of @share in all, are owed no more than a group is: their clock stood nearly
- * still while others had the CPU. Returns where they stand that stood at @vtime. */
-static u64 bound_lag(const struct domain *d, struct cpu_state *c, u64 vtime,
-		     u64 share)
+/* Where those bound to @c, of @share in all, stand among groups, if by their own clock they stand at
+ * @vtime. That clock may run at another pace, as it is this CPU's only: they owe and are owed no more
+ * than a group. */
+static u64 place_bound(const struct domain *d, struct cpu_state *c, u64 vtime,
+		       u64 share)
 {
-	u64 least = d->present - LAG_SLICES * fair_charge(slice_ns, share);
+	u64 lag = LAG_SLICES * fair_charge(slice_ns, share);
+	u64 place = fair_settle(vtime + c->bound_offset, d->present, lag, lag);
 
-	if (vtime_before(c->bound_present, least))
-		c->bound_present = least;
-	return vtime_before(vtime, least) ? least : vtime;
+	c->bound_offset = place - vtime;
+	return place;
 }
 
 /* Tasks that are bound to CPU @cpu take part, if there are any: by the virtual time of
@@ -106,35 +107,41 @@ __noinline u32 add_bound(u32 domain_id, u32 n, u32 cpu, u64 now)
 	struct plan_entry entry = { .cpus = bit_of(cpu), .width = 1 };
 	struct domain *d = lookup_domain(domain_id);
 	struct cpu_state *c = lookup_cpu(cpu);
-	u64 share_running = 0, share = 0;
+	u64 vtime = 0, share = 0;
 	struct task_struct *p;
 
 	if (!c || !d)
 		return n;
 	if (!c->bound && c->nr_bound <= 0)
 		return n;
+	/* A vCPU that rests needs its CPU if nobody else does. */
+	if (c->resting_pid && c->nr_bound + (s32)c->bound < 2) {
+		d->resting |= entry.cpus;
+		entry.key = d->present + FARTHEST_NS;
+		return add_entry(d, domain_id, n, &entry);
+	}
 	if (c->bound) {
-		share_running = c->bound_share;
-		entry.key = bound_vtime(c, now);
-		weigh(d, entry.key, share_running);
+		share = c->bound_share;
+		vtime = bound_vtime(c, now);
 	}
 	/* Linux 7.2 checks what timers call as if it could sleep. */
 	bpf_rcu_read_lock();
 	bpf_for_each(scx_dsq, p, BOUND_QUEUE | cpu, 0) {
-		u64 vtime = p->scx.dsq_vtime;
+		u64 first = p->scx.dsq_vtime;
 
-		share = bound_share_of(p, now) * (u32)c->nr_bound;
-		weigh(d, vtime, share);
-		if (!share_running || vtime_before(vtime, entry.key))
-			entry.key = vtime;
+		if (!share || vtime_before(first, vtime))
+			vtime = first;
+		share += bound_share_of(p, now) * (u32)c->nr_bound;
 		break;
 	}
 	bpf_rcu_read_unlock();
-	share += share_running;
 	if (!share)
 		return n;
-	entry.key = bound_lag(d, c, entry.key, share);
-	entry.key = plan_order(entry.key, d->present, now - c->bound_served_ns,
+	vtime = place_bound(d, c, vtime, share);
+	weigh(d, vtime, share);
+	d->bound_sum += (s64)(vtime - d->present) >> PRESENT_BITS;
+	d->nr_bound++;
+	entry.key = plan_order(vtime, d->present, now - c->bound_served_ns,
 			       starved_ns);
 	return add_entry(d, domain_id, n, &entry);
 }
@@ -175,6 +182,17 @@ __noinline u32 add_entity(u32 domain_id, u32 n, u32 id, u64 now)
 
 /* ---- who has which CPU ---- */
 
+/* Of the CPUs @free of @d those that whoever may run elsewhere takes first: where a vCPU rests, or is
+ * halted often, or where those that are bound have had more. */
+static u64 preferred(const struct domain *d, u64 free)
+{
+	if (free & d->resting)
+		return free & d->resting;
+	if (free & d->often)
+		return free & d->often;
+	return free & d->spare ? free & d->spare : free;
+}
+
 /* @e, entity @id of @d, has @wanted of the CPUs @free; returns which. */
 static u64 give_cpus(struct domain *d, struct entity *e, u32 id, u64 free,
 		     u32 wanted)
@@ -188,10 +206,12 @@ static u64 give_cpus(struct domain *d, struct entity *e, u32 id, u64 free,
 
 		if (!wanted || !free)
 			break;
-		bit = plan_next(free, e->running, last);
+		bit = plan_next(preferred(d, free), e->running, last);
 		c = lookup_cpu(cpu_with(d, bit));
 		if (!c)
 			break;
+		if (bit & d->resting)
+			count_effect(MECH_HALTED);
 		c->slot = id;
 		given |= bit;
 		free &= ~bit;
@@ -258,7 +278,8 @@ __noinline u64 serve_entry(u32 domain_id, u32 i, u64 free, bool first_pass)
 		if (c)
 			c->slot = SLOT_BOUND;
 		entry->width = 0;
-		return free & ~own;
+		/* Another domain's tasks may have it. */
+		return own & d->resting ? free : free & ~own;
 	}
 	e = lookup_entity(entry->entity);
 	g = e ? lookup_group(e->group) : NULL;
@@ -301,6 +322,28 @@ __noinline u64 serve_entries(u32 domain_id, u32 n, u64 free)
 
 /* ---- before and after ---- */
 
+/* Of the @n entries of bound tasks, those that have had more than the mean: their CPUs are given to others
+ * first. So of tasks that are bound to a CPU each, none loses more than another. */
+static void find_spare(struct domain *d, u32 n)
+{
+	u64 mean, bound = 0;
+	u32 i;
+
+	d->spare = 0;
+	if (!d->nr_bound)
+		return;
+	mean = d->present +
+	       (d->bound_sum / (s64)d->nr_bound) * (1 << PRESENT_BITS);
+	bpf_for(i, 0, n) {
+		struct plan_entry *entry = &d->entries[i & (PLAN_ENTRIES - 1)];
+
+		bound |= entry->cpus;
+		if (!vtime_before(entry->key, mean))
+			d->spare |= entry->cpus;
+	}
+	d->spare |= d->cpus & ~bound;
+}
+
 /* What each CPU of domain @domain_id had to do is over; returns how many entries those
  * bound to them make. */
 __noinline u32 begin_plan(u32 domain_id, u64 now)
@@ -313,6 +356,9 @@ __noinline u32 begin_plan(u32 domain_id, u64 now)
 	d->lag_sum = 0;
 	d->share_sum = 0;
 	d->nr_far = 0;
+	d->resting = 0;
+	d->bound_sum = 0;
+	d->nr_bound = 0;
 	d->out = 0;
 	bpf_for(i, 0, d->nr_cpus) {
 		u32 cpu = d->cpu[i & (DOMAIN_CPUS - 1)];
@@ -324,6 +370,7 @@ __noinline u32 begin_plan(u32 domain_id, u64 now)
 		c->pull_from = 0;
 		n = add_bound(domain_id, n, cpu, now);
 	}
+	find_spare(d, n);
 	return n;
 }
 
@@ -356,7 +403,9 @@ __noinline int follow_plan(u32 domain_id, u64 now)
 		u32 cpu = d->cpu[i & (DOMAIN_CPUS - 1)];
 		struct cpu_state *c = lookup_cpu(cpu);
 
-		if (c && has_to_change(c))
+		if (c && has_to_look(c, now))
+			look_at_resting(c, cpu);
+		else if (c && has_to_change(c))
 			resched(c, cpu, now);
 	}
 	return 0;

@@ -24,15 +24,18 @@
 #include "policy/fair.h"
 #include "policy/ipi.h"
 #include "policy/plan.h"
+#include "policy/rest.h"
 #include "policy/target.h"
 #include "policy/wake.h"
 #include "kvm.bpf.h"
 #include "apic.bpf.h"
+#include "halt.bpf.h"
 #include "histogram.bpf.h"
 #include "signals.bpf.h"
 #include "state.bpf.h"
 #include "cap.bpf.h"
 #include "entity.bpf.h"
+#include "rest.bpf.h"
 #include "group.bpf.h"
 #include "alarm.bpf.h"
 #include "plan.bpf.h"
@@ -111,31 +114,6 @@ static bool wake_idle_cpu(struct task_struct *p)
 	return true;
 }
 
-/*
- * A task of @e waits, at the CPU @here of @d. If @e has a CPU in this turn that runs
- * somebody else meanwhile, that CPU is told. If it did not wake, @here looks by itself.
- */
-static bool call_cpu(struct entity *e, struct domain *d, u64 here, bool woke,
-		     u64 now)
-{
-	u64 lacks = lacking_cpus(e, d) & ~e->called, bit;
-	struct cpu_state *c;
-	s32 cpu;
-
-	if (!woke)
-		lacks &= ~here;
-	if (!lacks || !d->crowded)
-		return false;
-	bit = plan_next(lacks, here, lacks);
-	cpu = cpu_with(d, bit);
-	c = lookup_cpu(cpu);
-	if (!c)
-		return false;
-	__sync_fetch_and_or(&e->called, bit);
-	resched(c, cpu, now);
-	return true;
-}
-
 /* @cpu; or, where a task of @e runs on that, the next one of @d that does not. A vCPU that wakes
  * takes no CPU from a sibling, which may hold a lock. */
 static s32 cpu_without(const struct entity *e, const struct domain *d, s32 cpu)
@@ -154,8 +132,9 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 {
 	bool woke = enq_flags & SCX_ENQ_WAKEUP;
 	struct group *g = lookup_group(tc->group);
-	struct entity *e;
 	struct place to = {};
+	struct cpu_state *c;
+	struct entity *e;
 	struct domain *d;
 	u64 vtime;
 
@@ -176,9 +155,12 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 	scx_bpf_dsq_insert_vtime(p, to.queue, slice_ns, to.key, enq_flags);
 	note_waiting(&to, g, now);
 	if (!e) {
-		vtime = to.key;
+		c = lookup_cpu(cpu);
+		vtime = to.key + (c ? c->bound_offset : 0);
 		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 	} else if (wake_idle_cpu(p) ||
+		   take_quiet_cpu(e, to.queue, d, bit_of(cpu)) ||
+		   (woke && has_wakers_cpu(tc, to.queue, now)) ||
 		   call_cpu(e, d, to.domain == domain_of(cpu) ? bit_of(cpu) : 0,
 			    woke, now)) {
 		return;
@@ -191,6 +173,8 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 	}
 	if (e && tc->is_vcpu)
 		cpu = cpu_without(e, d, cpu);
+	else if (e)
+		cpu = cpu_to_preempt(e, d, cpu);
 	preempt_for(tc, p->pid, to.queue, g, cpu, vtime, d->present, now);
 }
 
@@ -276,7 +260,7 @@ static bool stands_first(const struct cpu_state *c, s32 cpu,
 	bool bound = c->slot == SLOT_BOUND;
 	u64 head;
 
-	if (bound ? !c->bound : c->entity != c->slot)
+	if ((bound ? !c->bound : c->entity != c->slot) || tc->rests_on)
 		return false;
 	if (!head_vtime(bound ? BOUND_QUEUE | cpu : c->slot, &head))
 		return true;
@@ -338,8 +322,8 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 	if (tc && is_throttled(tc->cgroup_group))
 		tc = NULL;
 	waits = slot_waits(c);
-	if (follow_hints(c, cpu, waits, now) || pulls(c, cpu, now) ||
-	    (waits && serve_slot(c, cpu, d, prev, tc)))
+	if (looks(c, cpu, now) || follow_hints(c, cpu, waits, now) ||
+	    pulls(c, cpu, now) || (waits && serve_slot(c, cpu, d, prev, tc)))
 		return;
 	if (prev && tc)
 		go_on(c, prev);
@@ -581,12 +565,14 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 	if (tc->woke && !c->lent_pid)
 		lend_on_waking(p, tc, g, c, d->present);
 	tc->lent_until_ns = c->lent_pid ? c->lent_until_ns : 0;
+	if (tc->halts_on_cpu)
+		begin_count(tc, cpu, now);
 	enter_cpu(p, tc, g, c, cpu, now);
 }
 
 /* The task that ran on @c, of @cpu, with @tc, leaves it. */
 static void leave_cpu(struct task_struct *p, struct task_ctx *tc,
-		      struct cpu_state *c, s32 cpu, u64 now)
+		      struct cpu_state *c, struct domain *d, s32 cpu, u64 now)
 {
 	struct entity *e = c->entity ? lookup_entity(c->entity) : NULL;
 
@@ -596,6 +582,8 @@ static void leave_cpu(struct task_struct *p, struct task_ctx *tc,
 	c->prev_group = tc->group;
 	c->prev_run_ns = now - tc->run_at_ns;
 	tc->interrupted = vtime_before(now, tc->lent_until_ns);
+	if (tc->rests_on)
+		leave_rest(c, d, cpu, now);
 	/* The next one may have the CPU for a moment already: its dispatch came before. */
 	if (c->lent_pid == p->pid) {
 		c->lent_pid = 0;
@@ -625,7 +613,7 @@ void BPF_STRUCT_OPS(cohort_stopping, struct task_struct *p, bool runnable)
 		__sync_fetch_and_sub(&g->nr_apart_running, 1);
 	else if (g)
 		__sync_fetch_and_sub(&g->running, fair_runs(tc->charged_at_ns));
-	leave_cpu(p, tc, c, cpu, now);
+	leave_cpu(p, tc, c, d, cpu, now);
 	tc->run_at_ns = 0;
 	tc->woke = 0;
 	tc->ready_at_ns = runnable ? now : 0;
@@ -638,6 +626,8 @@ void BPF_STRUCT_OPS(cohort_quiescent, struct task_struct *p, u64 deq_flags)
 	if (!tc)
 		return;
 	stop_waiting(tc);
+	forget_halts(tc);
+	note_sleep_of_waker(tc);
 	tc->ready_at_ns = 0;
 	tc->throttled_ns = 0;
 	if (tc->is_runnable) {
@@ -712,6 +702,7 @@ void BPF_STRUCT_OPS(cohort_exit_task, struct task_struct *p,
 		tc->is_runnable = 0;
 		group_runnable(tc->group, tc, -1);
 	}
+	forget_halts(tc);
 	if (tc->is_vcpu)
 		bpf_map_delete_elem(&cohort_waits, &tid);
 	leave_group(tc);
@@ -724,8 +715,10 @@ void BPF_STRUCT_OPS(cohort_set_cpumask, struct task_struct *p,
 {
 	struct task_ctx *tc = lookup_task_may_fail(p);
 
-	if (tc)
-		tc->cpus_domain = 0;
+	if (!tc)
+		return;
+	tc->cpus_domain = 0;
+	forget_halts(tc);
 }
 
 s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_cgroup_init, struct cgroup *cgrp,

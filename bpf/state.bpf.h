@@ -113,6 +113,8 @@ struct domain {
 	u32 crowded; /* its turns are timed; compare-and-swap */
 	u64 cpus; /* that are online; atomic */
 	u64 bound; /* CPUs for which bound tasks wait; atomic */
+	u64 quiet; /* CPUs that run a vCPU that rests; atomic */
+	u64 often; /* CPUs whose vCPU is halted often; atomic */
 	u32 refills; /* of caps, when parked tasks were looked through last */
 
 	u64 turn __attribute__((aligned(CACHE_LINE))); /* number of the plan */
@@ -122,6 +124,10 @@ struct domain {
 	u32 out; /* there is one */
 	s64 lag_sum; /* see plan_present(); while one is made */
 	u64 share_sum;
+	u64 resting; /* CPUs to which a vCPU is bound that rests */
+	u64 spare; /* CPUs whose bound tasks have had more than others' */
+	s64 bound_sum; /* of their places; while a plan is made */
+	u32 nr_bound; /* of those; likewise */
 	u32 nr_far; /* that take part, but have had so much that others come first */
 	u32 is_short; /* an entity was left out of the turn: the first one */
 	u32 left_group; /* is of this group */
@@ -174,6 +180,7 @@ struct cpu_state {
 	u32 bound_share; /* what it is charged by, of SHARE_ONE */
 	u64 bound_vtime; /* its virtual time when it started */
 	u64 bound_present; /* virtual time of the last such task; its own clock */
+	u64 bound_offset; /* among groups they stand so far behind that; by plans */
 	u64 bound_served_ns; /* when one of them ran last */
 	s32 prev_pid; /* the task that ran last */
 	u32 prev_group; /* and its group */
@@ -183,7 +190,12 @@ struct cpu_state {
 	u64 lent_until_ns; /* when that ends */
 	u64 next_loan_ns; /* nobody borrows it before */
 	s32 yields_pid; /* a vCPU that gives way in a moment, though KVM did not ask */
+	u32 rests; /* the running task rests */
+	s32 resting_pid; /* the vCPU bound to it that rests, 0: none */
+	u32 looks; /* it is to have the CPU for a moment; any CPU */
+	u64 looked_ns; /* when it had it last */
 	u32 leaves_hook; /* how often the running vCPU was let out of a hook */
+	u32 awaited; /* somebody in this queue waits until the running one sleeps */
 	u32 looked_again; /* idle, as a task waited that it may not run */
 	s32 nr_bound; /* tasks that wait for this CPU only; any CPU, atomic */
 	struct hint hints[NR_HINTS]; /* any CPU */
@@ -213,6 +225,7 @@ struct group {
 	/* Activity, from which shares follow. */
 	u32 nr_runnable; /* own tasks, running ones included; atomic */
 	u32 nr_apart; /* of which are apart; atomic */
+	u32 nr_resting; /* of which rest; atomic */
 	u32 nr_apart_running; /* of which run; atomic */
 	u64 running; /* own tasks on a CPU that are not apart, and their
 			charged_at_ns, as fair_runs() adds them; atomic */
@@ -245,10 +258,15 @@ struct task_ctx {
 	u32 queue; /* it waits in, 0: none; swapped atomically */
 	u32 entity; /* it belongs to, if that is one of its group and domain */
 	u32 is_vcpu; /* it was seen inside KVM_RUN */
+	u32 halts_on_cpu; /* its HLT or MWAIT do not exit */
+	u32 halted_average; /* of that vCPU: see rest_average() */
+	u32 rests_on; /* CPU + 1 on which it rests, 0: it does not */
 	u32 is_runnable; /* counted in its group's nr_runnable */
 	u32 apart; /* it may run elsewhere than the others of its group, as it
 		      waited or ran last; counted in nr_apart while runnable */
 	u32 woke; /* and has not run since */
+	u64 woke_other_ns; /* when it woke a sibling, and has not slept since */
+	u32 hands_over; /* it slept soon after it had woken one, last time */
 	u32 interrupted; /* it was stopped while it had a CPU for a moment */
 	u32 resumes; /* how often that went on then, since it woke */
 	u64 lent_until_ns; /* when that ends */
@@ -269,6 +287,7 @@ struct task_ctx {
 	u32 yielded; /* a yield was accepted during that spin exit */
 
 	struct signals signals;
+	struct halt_count halt; /* if halts_on_cpu */
 };
 
 struct entity_key {

@@ -18,6 +18,7 @@ static void become_vcpu(struct task_struct *p, struct task_ctx *tc, u64 kvm)
 
 	if (!id)
 		return;
+	forget_halts(tc);
 	if (id == tc->group) {
 		/* It was a member already, as a thread of the process. */
 		g = lookup_group(id);
@@ -34,6 +35,9 @@ static void become_vcpu(struct task_struct *p, struct task_ctx *tc, u64 kvm)
 	}
 	tc->is_vcpu = 1;
 	tc->kvm = kvm;
+	tc->halts_on_cpu = halts_on_cpu(vcpu_if_any(p));
+	if (tc->halts_on_cpu)
+		halts_seen = true;
 }
 
 /* Bring @p, which waits in no queue, to the group that pays for it. */

@@ -83,11 +83,13 @@ static bool wait_bound(struct task_ctx *tc, s32 cpu, struct place *to)
 		return false;
 	/* Their clock stood still while there were none. */
 	if (c->nr_bound <= 0 && now - c->bound_served_ns > BOUND_STALE_NS) {
-		c->bound_present = d->present;
+		c->bound_offset = d->present - c->bound_present;
 		c->bound_served_ns = now;
 	}
 	tc->bound_vtime =
-		c->bound_present + fair_bound_lag(tc->bound_cost, starved_ns);
+		c->bound_present +
+		(tc->rests_on ? starved_ns
+			      : fair_bound_lag(tc->bound_cost, starved_ns));
 	tc->bound_cost = 0;
 	to->queue = BOUND_QUEUE | cpu;
 	to->key = tc->bound_vtime;

@@ -31,6 +31,8 @@ pub enum Mechanism {
     Packing,
     /// A vCPU that wakes in a VM that has had its share runs at once for a moment, on loan
     Wake,
+    /// CPUs whose vCPUs halt on them (HLT does not exit) are given to others meanwhile
+    Halted,
 }
 
 impl Mechanism {
@@ -45,6 +47,7 @@ impl Mechanism {
             Self::ShortTurns => intf::mechanism_MECH_SHORT_TURNS,
             Self::Packing => intf::mechanism_MECH_PACKING,
             Self::Wake => intf::mechanism_MECH_WAKE,
+            Self::Halted => intf::mechanism_MECH_HALTED,
         };
         number as usize
     }

@@ -25,6 +25,7 @@ const ATTENTION_PERIOD: Duration = Duration::from_millis(100);
 const COOKIE_PERIOD: Duration = Duration::from_secs(5);
 /// How soon it is noticed that a VM came which is an exception.
 const EXCEPTIONS_PERIOD: Duration = Duration::from_secs(1);
+const HALTS_PERIOD: Duration = Duration::from_secs(1);
 /// How soon KVM is noticed when it is loaded after Cohort.
 const KVM_PERIOD: Duration = Duration::from_millis(500);
 
@@ -116,6 +117,7 @@ struct Watch<'a, 'object> {
     cookies: Every,
     kvm: Every,
     exceptions: Every,
+    halts: Every,
     table: Option<Every>,
     printer: Option<Printer>,
     last_table: Reading,
@@ -137,6 +139,7 @@ impl<'a, 'object> Watch<'a, 'object> {
             cookies: Every::new(COOKIE_PERIOD),
             kvm: Every::new(KVM_PERIOD),
             exceptions: Every::new(EXCEPTIONS_PERIOD),
+            halts: Every::new(HALTS_PERIOD),
             table: settings
                 .stats_seconds
                 .map(|seconds| Every::new(Duration::from_secs(seconds))),
@@ -162,6 +165,14 @@ impl<'a, 'object> Watch<'a, 'object> {
                 && let Err(error) = self.scheduler.follow_exceptions()
             {
                 tracing::warn!("exceptions for VMs are not seen to this time: {error:#}");
+            }
+            // Without it CPUs whose vCPUs halt are not used; scheduling goes on.
+            if self.halts.is_due()
+                && let Err(error) = self.scheduler.follow_halts()
+            {
+                tracing::warn!(
+                    "vCPUs that halt on their CPUs are not seen to this time: {error:#}"
+                );
             }
             if self.cookies.is_due() {
                 preflight::check_no_cookies(self.host)?;

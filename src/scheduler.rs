@@ -5,6 +5,7 @@
 use crate::bpf::{from_bytes, intf, skel};
 use crate::exceptions::{CohortRule, Exception, rule_for};
 use crate::exit::{Exit, Failure};
+use crate::halt::{HaltClocks, HaltParts};
 use crate::host::affinity::allowed_cpus;
 use crate::host::kvm::{Kvm, KvmWatch, hardware_ends_interrupts};
 use crate::host::paths::Host;
@@ -49,6 +50,12 @@ pub struct Scheduler<'object> {
     exceptions: Vec<Exception>,
     /// The VMs that it was seen to which exceptions hold for: process, and when its group was made.
     ruled: BTreeSet<(u32, u64)>,
+    /// What tells how long vCPUs halt that do so on their CPUs.
+    halt_clocks: HaltClocks,
+    /// The hook on interrupts for vCPUs can be attached,
+    sees_kicks: bool,
+    /// and is, as there are such vCPUs.
+    kicks: Option<Link>,
 }
 
 /// How a scheduler's time in the kernel ended.
@@ -82,12 +89,17 @@ impl<'object> Scheduler<'object> {
         let mut watch = KvmWatch::new(&host.proc, &host.sys);
         let kvm = watch.moved()?.flatten();
         let mut open = open(object).map_err(rejected)?;
+        // Attached only where it is needed: KVM kicks a vCPU for each interrupt.
+        open.progs.vcpu_kicked.set_autoattach(false);
+        let mut sees_kicks = false;
         let mut blind_spots = Vec::new();
         if let Some(kvm) = &kvm {
             let hardware = hardware_ends_interrupts(&host.sys);
             let seen = Seen::of(kvm, hardware, &settings.blind);
             load_hooks!(open, seen);
             open.progs.ipi_answered.set_autoload(seen.ipis);
+            open.progs.vcpu_kicked.set_autoload(seen.kicks);
+            sees_kicks = seen.kicks;
             if let Some(constants) = open.maps.rodata_data.as_mut() {
                 constants.eois_hidden = seen.ends_hidden;
             }
@@ -118,6 +130,9 @@ impl<'object> Scheduler<'object> {
             mechanisms: settings.mechanisms,
             exceptions: settings.exceptions.clone(),
             ruled: BTreeSet::new(),
+            halt_clocks: HaltClocks::new(&host.sys),
+            sees_kicks,
+            kicks: None,
         })
     }
 
@@ -146,6 +161,43 @@ impl<'object> Scheduler<'object> {
             return Ok(kvm.is_some() && !self.sees_kvm);
         }
         Ok(false)
+    }
+
+    /// Looks after what tells how long vCPUs halt on their CPUs. Does nothing where there are none.
+    pub fn follow_halts(&mut self) -> Result<()> {
+        let bss = self.skel.maps.bss_data.as_ref();
+        // SAFETY: a live, aligned u32 in memory that the kernel writes to.
+        let seen =
+            bss.is_some_and(|bss| unsafe { ptr::read_volatile(&raw const bss.halts_seen) } != 0);
+        if !seen {
+            return Ok(());
+        }
+        let parts = HaltParts {
+            events: &self.skel.maps.mperf_events,
+            clocks: &self.skel.maps.halt_clocks,
+            calibrate: &self.skel.progs.calibrate_mperf,
+        };
+        let online = topology::online_cpus(&self.host.sys)?;
+        let (sight, _) = self.halt_clocks.keep(&parts, &online)?;
+        if self.kicks.is_some() || !self.sees_kicks {
+            return Ok(());
+        }
+        match sight.unseen {
+            None => tracing::info!(
+                "there are VMs whose HLT does not exit: CPUs on which their vCPUs halt are others' meanwhile"
+            ),
+            Some(why) => tracing::warn!(
+                "there are VMs whose HLT does not exit; that their vCPUs halt is not seen: {why}"
+            ),
+        }
+        self.kicks = Some(
+            self.skel
+                .progs
+                .vcpu_kicked
+                .attach()
+                .context("the hook on KVM's __kvm_vcpu_kick cannot be attached")?,
+        );
+        Ok(())
     }
 
     /// Tells the BPF part which VMs that came are exceptions, and forgets those that went. Does nothing if there are

@@ -26,6 +26,8 @@ pub struct Seen {
     pub ends_hidden: bool,
     /// Spin exits.
     pub spins: bool,
+    /// Interrupts for vCPUs, as KVM delivers them.
+    pub kicks: bool,
     /// A sentence for each thing that is not seen.
     pub blind_spots: Vec<String>,
 }
@@ -57,11 +59,12 @@ impl Seen {
 
     /// What `kvm` shows, but for `blind`; `hardware` is what ends interrupts without KVM.
     pub fn of(kvm: &Kvm, hardware: Option<&str>, blind: &[Sight]) -> Self {
-        let [ipi, eoi, pv_ipi, on_spin] = HOOKABLE.map(|hook| kvm.has.contains(hook));
+        let [kick, ipi, eoi, pv_ipi, on_spin] = HOOKABLE.map(|hook| kvm.has.contains(hook));
         let mut seen = Self {
             ipis: ipi && eoi,
             spins: on_spin,
             ends_hidden: hardware.is_some(),
+            kicks: kick,
             ..Self::default()
         };
         let spots = &mut seen.blind_spots;

@@ -19,7 +19,8 @@ const SYMBOL: &str = "kvm_preempt_ops";
 const EXT_SCHED_CLASS: &str = "ext_sched_class";
 
 /// Functions and tracepoints of KVM that tell what its vCPUs do.
-pub const HOOKABLE: [&str; 4] = [
+pub const HOOKABLE: [&str; 5] = [
+    "__kvm_vcpu_kick",
     "__tracepoint_kvm_apic_ipi",
     "__tracepoint_kvm_eoi",
     "kvm_pv_send_ipi",

@@ -183,14 +183,37 @@ pub struct HostLoad {
 impl HostLoad {
     /// Starts one process per niceness of `nice`, on `cpus`.
     pub fn start(name: &str, nice: &[i32], cpus: &[u32]) -> Result<Self> {
+        let busy = |nice: &i32| {
+            let mut command = Command::new("nice");
+            command.args(["-n", &nice.to_string(), "sh", "-c", "while :; do :; done"]);
+            command
+        };
+        Self::run(name, nice.iter().map(busy), cpus)
+    }
+
+    /// Starts a process that wants `percent` of a CPU, a few milliseconds at a time.
+    pub fn start_partly(name: &str, percent: u32, cpus: &[u32]) -> Result<Self> {
+        let mut command = Command::new("stress-ng");
+        let percent = percent.to_string();
+        command.args([
+            "--quiet",
+            "--cpu",
+            "1",
+            "--cpu-method",
+            "loop",
+            "--cpu-load-slice",
+            "4",
+            "--cpu-load",
+            &percent,
+        ]);
+        Self::run(name, [command], cpus)
+    }
+
+    fn run(name: &str, commands: impl IntoIterator<Item = Command>, cpus: &[u32]) -> Result<Self> {
         let cgroup = Cgroup::create(name)?;
-        let children = nice
-            .iter()
-            .map(|nice| {
-                let mut command = Command::new("nice");
-                command.args(["-n", &nice.to_string(), "sh", "-c", "while :; do :; done"]);
-                Ok(Service(start(command, cpus, Some(&cgroup))?))
-            })
+        let children = commands
+            .into_iter()
+            .map(|command| Ok(Service(start(command, cpus, Some(&cgroup))?)))
             .collect::<Result<_>>()?;
         Ok(Self { children, cgroup })
     }

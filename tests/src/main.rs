@@ -9,6 +9,7 @@ mod export;
 mod faults;
 mod halted;
 mod host;
+mod housekeeping;
 mod libvirt;
 mod load;
 mod observe;
@@ -53,6 +54,8 @@ enum Suite {
     Waits,
     /// What the observer shows is true
     Observe,
+    /// Work of the host beside guests whose HLT does not exit: `lab boot --cpus 4`
+    Housekeeping,
     /// Halted time, where HLT exits and where not: `lab boot --cpus 7 --housekeeping 1 --append nohz_full=1-6`
     Halted,
     /// VMs as libvirt makes them; needs no time
@@ -91,6 +94,7 @@ fn main() {
         Suite::Waits => cohorts::WAITS,
         Suite::FourCpus => cohorts::ON_FOUR_CPUS,
         Suite::Observe => observe::TESTS,
+        Suite::Housekeeping => housekeeping::TESTS,
         Suite::Halted => halted::TESTS,
         Suite::Libvirt => libvirt::TESTS,
         Suite::Against => against::TESTS,

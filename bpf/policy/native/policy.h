@@ -3,6 +3,7 @@
 #include "intf.h"
 #include "policy/balance.h"
 #include "policy/plan.h"
+#include "policy/rest.h"
 #include "policy/fair.h"
 #include "policy/halt.h"
 #include "policy/ipi.h"

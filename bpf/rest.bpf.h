@@ -1,0 +1,196 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * vCPUs that halt on their CPUs, as their HLT does not exit, and are bound to them: who
+ * rests leaves its CPU to others, and has it back as soon as something happens to
+ * it. Not here: how long it halted (halt.bpf.h), who rests when (policy/rest.h).
+ *
+ * A guest that halts cannot say that it wakes. An interrupt for it is seen, where KVM
+ * delivers it; then it is looked at: it has its CPU for a moment, and keeps it if it
+ * works. Where hardware delivers, or the guest waits for a write to memory (MWAIT),
+ * nobody sees that: so it is looked at now and then as well.
+ */
+#ifndef COHORT_REST_BPF_H
+#define COHORT_REST_BPF_H
+
+/* vCPU @tc, thread @pid, begins to rest on @c, of @cpu. One for each CPU does. */
+static void begin_rest(struct task_ctx *tc, s32 pid, struct group *g,
+		       struct cpu_state *c, s32 cpu)
+{
+	if (c->resting_pid)
+		return;
+	c->resting_pid = pid;
+	tc->rests_on = cpu + 1;
+	__sync_fetch_and_add(&g->nr_resting, 1);
+}
+
+/* It works, or goes. Its CPU is its own for what is left of the turn. */
+static void end_rest(struct task_ctx *tc)
+{
+	u32 on = __sync_lock_test_and_set(&tc->rests_on, 0);
+	struct group *g = lookup_group(tc->group);
+	struct cpu_state *c;
+	struct domain *d;
+
+	if (!on)
+		return;
+	if (g)
+		__sync_fetch_and_sub(&g->nr_resting, 1);
+	c = lookup_cpu(on - 1);
+	d = lookup_domain(domain_of(on - 1));
+	if (!c || !d)
+		return;
+	__sync_fetch_and_and(&d->quiet, ~bit_of(on - 1));
+	c->rests = 0;
+	c->resting_pid = 0;
+	c->slot = SLOT_BOUND;
+}
+
+/* Notes whether the vCPU that is bound to @cpu, of @d, is halted often. */
+static void note_often(struct domain *d, s32 cpu, bool often)
+{
+	u64 bit = bit_of(cpu);
+
+	if (!(d->often & bit) == !often)
+		return;
+	if (often)
+		__sync_fetch_and_or(&d->often, bit);
+	else
+		__sync_fetch_and_and(&d->often, ~bit);
+}
+
+/* What is known of the vCPU @tc counts no more. */
+static void forget_halts(struct task_ctx *tc)
+{
+	struct domain *d = lookup_domain(domain_of(tc->last_cpu));
+
+	if (!tc->halts_on_cpu)
+		return;
+	end_rest(tc);
+	tc->halted_average = 0;
+	if (d && tc->last_cpu >= 0)
+		note_often(d, tc->last_cpu, false);
+}
+
+/* MPERF is that of the CPU on which a program runs, which as a rule is the one whose task it looks at. */
+static bool is_here(s32 cpu)
+{
+	return bpf_get_smp_processor_id() == (u32)cpu;
+}
+
+/* The vCPU @tc has @cpu from @now on. */
+static void begin_count(struct task_ctx *tc, s32 cpu, u64 now)
+{
+	tc->halt.since_ns = now;
+	tc->halt.is_read = false;
+	if (is_here(cpu))
+		halt_begins(&tc->halt, now);
+}
+
+/* The vCPU @p, with @tc, of @g, which runs, is asked what it did since it was asked last. Returns how
+ * long it was halted, ns. */
+static u64 count_halted(struct task_struct *p, struct task_ctx *tc,
+			struct group *g, u64 now)
+{
+	u64 elapsed_ns = now - tc->halt.since_ns, halted_ns;
+	s32 cpu = scx_bpf_task_cpu(p);
+	struct cpu_state *c = lookup_cpu(cpu);
+	struct domain *d = lookup_domain(domain_of(cpu));
+	bool rests = tc->rests_on;
+
+	if (!c || !d || elapsed_ns < REST_LEAST_NS || !is_here(cpu))
+		return 0;
+	if (!is_on(MECH_HALTED)) {
+		forget_halts(tc);
+		return 0;
+	}
+	halted_ns = halt_counts(&tc->halt, now, true);
+	tc->halted_average =
+		rest_average(tc->halted_average, halted_ns, elapsed_ns);
+	note_often(d, cpu, tc->halted_average >= REST_OFTEN);
+	if (!rest_goes_on(rests, halted_ns, elapsed_ns)) {
+		end_rest(tc);
+		return halted_ns;
+	}
+	if (!rests)
+		begin_rest(tc, p->pid, g, c, cpu);
+	if (c->resting_pid == p->pid && !c->rests) {
+		c->rests = 1;
+		__sync_fetch_and_or(&d->quiet, bit_of(cpu));
+	}
+	return halted_ns;
+}
+
+/* The vCPU that rests on @c, of @cpu, has run there. */
+static void leave_rest(struct cpu_state *c, struct domain *d, s32 cpu, u64 now)
+{
+	c->rests = 0;
+	c->looked_ns = now;
+	__sync_fetch_and_and(&d->quiet, ~bit_of(cpu));
+}
+
+/* A CPU of @d that @e may use and whose vCPU rests there is for @e in this turn; false: there is
+ * none. */
+static bool take_quiet_cpu(const struct entity *e, u32 id, struct domain *d,
+			   u64 here)
+{
+	u64 quiet = d->quiet & e->cpus & d->cpus, bit;
+	struct cpu_state *c;
+	s32 cpu;
+
+	if (!quiet)
+		return false;
+	bit = plan_next(quiet, here, quiet);
+	cpu = cpu_with(d, bit);
+	c = lookup_cpu(cpu);
+	/* Another task may take it first. */
+	if (!c || !(__sync_fetch_and_and(&d->quiet, ~bit) & bit))
+		return false;
+	c->slot = id;
+	count_effect(MECH_HALTED);
+	scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+	return true;
+}
+
+/* @cpu, on which a task of @e woke; or one of @d that it may use and whose vCPU is halted often, so that
+ * those are left alone that work. */
+static s32 cpu_to_preempt(const struct entity *e, const struct domain *d,
+			  s32 cpu)
+{
+	u64 often = d->often & e->cpus & d->cpus;
+
+	return often ? cpu_with(d, plan_next(often, bit_of(cpu), often)) : cpu;
+}
+
+/* The vCPU that rests on @c, of @cpu, is to have that for a moment. */
+static void look_at_resting(struct cpu_state *c, s32 cpu)
+{
+	c->looks = 1;
+	scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+}
+
+/* It was not looked at for long, and has not the turn. */
+static bool has_to_look(const struct cpu_state *c, u64 now)
+{
+	return c->resting_pid && !c->rests && c->slot != SLOT_BOUND &&
+	       now - c->looked_ns > REST_LOOK_EACH_NS;
+}
+
+/* An interrupt is there for @vcpu. If that rests and waits for its CPU, that looks at it. */
+SEC("?fentry/__kvm_vcpu_kick")
+int BPF_PROG(vcpu_kicked, struct kvm_vcpu___kvm *vcpu)
+{
+	struct cpu_state *c;
+	struct task_ctx *tc;
+	u32 on;
+
+	if (bpf_core_field_exists(vcpu->ready) && !kvm_read(vcpu, ready))
+		return 0;
+	tc = lookup_thread_may_fail(thread_of_vcpu(vcpu));
+	on = tc ? tc->rests_on : 0;
+	c = on ? lookup_cpu(on - 1) : NULL;
+	if (c && tc->queue == (BOUND_QUEUE | (on - 1)))
+		look_at_resting(c, on - 1);
+	return 0;
+}
+
+#endif /* COHORT_REST_BPF_H */

@@ -1,0 +1,221 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Guests whose HLT does not exit, each of whose vCPUs has a CPU of its own, and work of the host beside them: as hosts
+//! are that sell whole CPUs. Needs four CPUs for guests: `lab boot --cpus 4`.
+
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Result, ensure};
+use cohort::wait::wait_for;
+use cohort_micro::Spec;
+use nix::sched::{CpuSet, sched_setaffinity};
+use nix::unistd::Pid;
+
+use crate::Test;
+use crate::host::{
+    Guest, HostLoad, PATIENCE, Subject, back_to_stock, gained, lab, start_cohort,
+    start_cohort_with, stop_cohort,
+};
+
+pub const TESTS: &[Test] = &[
+    (
+        "the_host_works_where_vcpus_halt_and_leaves_those_that_work_alone",
+        beside_idle_vcpus,
+    ),
+    (
+        "vcpus_that_work_and_halt_by_turns_have_their_cpus_when_they_work",
+        beside_alternating_vcpus,
+    ),
+    (
+        "where_all_vcpus_work_none_loses_more_than_its_part",
+        beside_working_vcpus,
+    ),
+    (
+        "work_that_may_use_some_cpus_uses_those_whose_vcpus_halt",
+        bound_to_some,
+    ),
+    (
+        "vms_that_share_cpus_use_those_of_halted_vcpus_too",
+        beside_other_vms,
+    ),
+    (
+        "without_the_mechanism_vcpus_that_work_lose_as_much_as_those_that_halt",
+        without,
+    ),
+];
+
+const WINDOW: Duration = Duration::from_millis(600);
+/// A guest settles, and who was placed badly moves.
+const SETTLE: Duration = Duration::from_millis(300);
+/// Cohort looks once a second whether there are such guests.
+const NOTICED: Duration = Duration::from_millis(1300);
+const WORKS: &str = "loop: compute 20us";
+const HALTS: &str = "halt";
+/// Ten milliseconds each, in steps by which its work is counted.
+const ALTERNATES: &str =
+    "loop: compute 2ms; compute 2ms; compute 2ms; compute 2ms; compute 2ms; sleep 10ms";
+
+/// A guest whose vCPU number n has the nth of the guests' CPUs to itself, as far as the guest is concerned.
+fn pinned(programs: &[&str]) -> Result<Guest> {
+    let cpus = lab()?.guest_cpus;
+    ensure!(cpus.len() == 4, "boot the lab with --cpus 4");
+    let spec = Spec::new("pinned").hlt_passthrough();
+    let guest = Guest::start(
+        &programs
+            .iter()
+            .fold(spec, |spec, program| spec.vcpu(*program)),
+    )?;
+    for (vcpu, &cpu) in guest.micro.state.vcpus().zip(&cpus) {
+        let mut only = CpuSet::new();
+        only.set(cpu as usize)?;
+        sched_setaffinity(Pid::from_raw(vcpu.tid), &only)?;
+    }
+    Ok(guest)
+}
+
+/// The work of each vCPU in a window, and the CPU time of the host's own work, us.
+fn measure(guest: &Guest, load: Option<&HostLoad>) -> Result<(Vec<u64>, u64)> {
+    sleep(SETTLE);
+    let read = || {
+        let mut counts: Vec<u64> = guest.micro.state.vcpus().map(|vcpu| vcpu.work).collect();
+        counts.push(load.map_or(Ok(0), Subject::usage_us)?);
+        Ok(counts)
+    };
+    let (mut gains, _) = gained(WINDOW, read)?;
+    let used_us = gains.pop().unwrap_or_default();
+    Ok((gains, used_us))
+}
+
+/// What vCPUs did beside the host's work, of what they did without it; and the CPU time of that work, us.
+struct Outcome {
+    progress: Vec<f64>,
+    used_us: u64,
+}
+
+impl Outcome {
+    fn of(what: &str, guest: &Guest, load: &HostLoad, alone: &[u64]) -> Result<Self> {
+        let (work, used_us) = measure(guest, Some(load))?;
+        let part = |(&work, &alone): (&u64, &u64)| match alone {
+            0 => 1.0,
+            alone => work as f64 / alone as f64,
+        };
+        let progress: Vec<f64> = work.iter().zip(alone).map(part).collect();
+        println!("    {what}: progress {progress:.4?}, host's work {used_us} us");
+        Ok(Self { progress, used_us })
+    }
+
+    fn least(&self, vcpus: std::ops::Range<usize>) -> f64 {
+        self.progress[vcpus]
+            .iter()
+            .copied()
+            .fold(f64::MAX, f64::min)
+    }
+}
+
+/// Beside work of the host that may use all the guests' CPUs: under the stock scheduler, and under Cohort.
+fn compare(
+    programs: &[&str],
+    start_work: impl FnOnce(&[u32]) -> Result<HostLoad>,
+) -> Result<(Outcome, Outcome)> {
+    back_to_stock()?;
+    let guest = pinned(programs)?;
+    let (alone, _) = measure(&guest, None)?;
+    let load = start_work(&lab()?.guest_cpus)?;
+    wait_for("the host's work", PATIENCE, || {
+        Ok((load.usage_us()? > 300_000).then_some(()))
+    })?;
+    let stock = Outcome::of("stock", &guest, &load, &alone)?;
+    let cohort = start_cohort()?;
+    sleep(NOTICED);
+    let with_cohort = Outcome::of("Cohort", &guest, &load, &alone)?;
+    stop_cohort(cohort)?;
+    Ok((stock, with_cohort))
+}
+
+fn beside_idle_vcpus() -> Result<()> {
+    let (stock, cohort) = compare(&[WORKS, WORKS, HALTS, HALTS], |cpus| {
+        HostLoad::start("work", &[0; 2], cpus)
+    })?;
+    ensure!(cohort.least(0..2) >= 0.999);
+    ensure!(cohort.used_us as f64 >= 0.98 * stock.used_us as f64);
+    Ok(())
+}
+
+fn beside_alternating_vcpus() -> Result<()> {
+    let (stock, cohort) = compare(&[WORKS, WORKS, ALTERNATES, ALTERNATES], |cpus| {
+        // A tenth of the host.
+        HostLoad::start_partly("work", 40, cpus)
+    })?;
+    ensure!(cohort.least(0..2) >= 0.999);
+    // They are at work when the host's work finds nobody halted, too.
+    ensure!(cohort.least(2..4) >= 0.8);
+    ensure!(cohort.used_us as f64 >= 0.98 * stock.used_us as f64);
+    Ok(())
+}
+
+fn beside_working_vcpus() -> Result<()> {
+    let (_, cohort) = compare(&[WORKS; 4], |cpus| HostLoad::start("work", &[0], cpus))?;
+    let mean = cohort.progress.iter().sum::<f64>() / 4.0;
+    ensure!(cohort.least(0..4) >= 0.98 * mean);
+    Ok(())
+}
+
+/// Beside work that is started by `start_work`, under Cohort alone.
+fn with_cohort(
+    programs: &[&str],
+    options: &[&str],
+    start_work: impl FnOnce(&[u32]) -> Result<HostLoad>,
+) -> Result<Outcome> {
+    let guest = pinned(programs)?;
+    let (alone, _) = measure(&guest, None)?;
+    let load = start_work(&lab()?.guest_cpus)?;
+    let cohort = start_cohort_with(options)?;
+    sleep(NOTICED);
+    let outcome = Outcome::of("Cohort", &guest, &load, &alone)?;
+    stop_cohort(cohort)?;
+    Ok(outcome)
+}
+
+fn bound_to_some() -> Result<()> {
+    let outcome = with_cohort(&[WORKS, WORKS, HALTS, HALTS], &[], |cpus| {
+        HostLoad::start("work", &[0; 2], &cpus[1..])
+    })?;
+    ensure!(outcome.least(0..2) >= 0.999);
+    ensure!(outcome.used_us as f64 >= 0.98 * 2.0 * WINDOW.as_micros() as f64);
+    Ok(())
+}
+
+/// Three groups of one weight want one, two and two of four CPUs: the first has what it wants, and the others share the rest.
+fn beside_other_vms() -> Result<()> {
+    let guest = pinned(&[WORKS, HALTS])?;
+    let (alone, _) = measure(&guest, None)?;
+    let others = [Guest::busy("a", 2)?, Guest::busy("b", 2)?];
+    let cohort = start_cohort()?;
+    sleep(NOTICED);
+    let read = || {
+        Ok(vec![
+            guest.micro.state.vcpu(0).work,
+            others[0].usage_us()?,
+            others[1].usage_us()?,
+        ])
+    };
+    let (gains, elapsed) = gained(WINDOW, read)?;
+    stop_cohort(cohort)?;
+    let progress = gains[0] as f64 / alone[0] as f64;
+    let cpus = |used_us: u64| used_us as f64 / elapsed.as_micros() as f64;
+    let (a, b) = (cpus(gains[1]), cpus(gains[2]));
+    println!("    progress {progress:.4}, CPUs of the others {a:.4} and {b:.4}");
+    ensure!(progress >= 0.97);
+    ensure!(a.min(b) >= 0.97 * 1.5);
+    Ok(())
+}
+
+fn without() -> Result<()> {
+    let outcome = with_cohort(
+        &[WORKS, WORKS, HALTS, HALTS],
+        &["--off", "halted"],
+        |cpus| HostLoad::start("work", &[0; 2], cpus),
+    )?;
+    ensure!(outcome.least(0..2) < 0.9);
+    Ok(())
+}
