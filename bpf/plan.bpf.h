@@ -283,7 +283,8 @@ __noinline u64 serve_entry(u32 domain_id, u32 i, u64 free, bool first_pass)
 	}
 	e = lookup_entity(entry->entity);
 	g = e ? lookup_group(e->group) : NULL;
-	if (!g)
+	own = e ? patient_cpus(e, d, own) : 0;
+	if (!g || !own)
 		return free;
 	wanted = is_cohort(g) ? entry->width : 1;
 	if (first_pass && is_on(MECH_PACKING) &&

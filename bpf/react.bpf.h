@@ -194,12 +194,10 @@ static int alarm_rings(void *map, u32 *cpu, struct timer *alarm)
 
 	if (!c)
 		return 0;
-	if (c->awaited)
-		call_after_all(__sync_lock_test_and_set(&c->awaited, 0), *cpu);
 	yields = tc && c->yields_pid == pid;
 	c->yields_pid = 0;
 	if ((yields && gives_way(c, *cpu, tc, pid)) || c->leaves_hook ||
-	    c->lent_pid)
+	    c->lent_pid || c->samples)
 		scx_bpf_kick_cpu(*cpu, SCX_KICK_PREEMPT);
 	return 0;
 }

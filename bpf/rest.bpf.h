@@ -151,14 +151,60 @@ static bool take_quiet_cpu(const struct entity *e, u32 id, struct domain *d,
 	return true;
 }
 
-/* @cpu, on which a task of @e woke; or one of @d that it may use and whose vCPU is halted often, so that
- * those are left alone that work. */
-static s32 cpu_to_preempt(const struct entity *e, const struct domain *d,
+/*
+ * A task of @e, of @g, waits in @d, where no vCPU rests that is known to. If one does as a rule, that is found
+ * out within a tick, so that the task takes nothing from those that work. It is not for VMs,
+ * nor for cgroups of more than the usual weight.
+ */
+static bool waits_for_rest(struct entity *e, const struct domain *d,
+			   const struct group *g)
+{
+	if (!(d->often & e->cpus & d->cpus) || is_vm(g) ||
+	    g->info.weight > WEIGHT_DEFAULT)
+		return false;
+	/* Seldom: it has its part of the working ones' time all the same. */
+	if (d->turn - e->patient >= REST_PATIENT_EACH)
+		e->patient = d->turn;
+	return true;
+}
+
+/* A CPU of @d that @e may use and whose vCPU rests, but which others have: @cpu, if it is one; -1:
+ * there is none. */
+static s32 cpu_of_resting(const struct entity *e, const struct domain *d,
 			  s32 cpu)
 {
-	u64 often = d->often & e->cpus & d->cpus;
+	u64 resting = d->resting & e->cpus & d->cpus;
 
-	return often ? cpu_with(d, plan_next(often, bit_of(cpu), often)) : cpu;
+	return resting ? cpu_with(d, plan_next(resting, bit_of(cpu), resting))
+		       : -1;
+}
+
+/* Of the CPUs @free of @d, those that @e may have: in its first turn of waiting only those whose vCPUs rest,
+ * and where it runs. */
+static u64 patient_cpus(const struct entity *e, const struct domain *d,
+			u64 free)
+{
+	if (!e->patient || e->patient + 1 != d->turn)
+		return free;
+	return free & (d->resting | e->running);
+}
+
+/* Tasks other than vCPUs that rest wait in @d. */
+static bool others_wait(const struct domain *d)
+{
+	return d->nr_waiting > (s32)cpus_in(d->resting & ~d->quiet);
+}
+
+/* The vCPU @tc, which runs on @c, of @cpu, was just asked what it did since the last tick. If it rests as a
+ * rule and somebody waits, it is asked again in a moment. */
+static void sample(const struct task_ctx *tc, struct cpu_state *c,
+		   const struct domain *d, s32 cpu)
+{
+	if (!(d->often & bit_of(cpu)) || c->lent_pid || !others_wait(d))
+		return;
+	c->samples = tc->rests_on || set_alarm(cpu, REST_LOOK_NS);
+	if (tc->rests_on)
+		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
 }
 
 /* The vCPU that rests on @c, of @cpu, is to have that for a moment. */

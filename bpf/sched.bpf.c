@@ -35,9 +35,9 @@
 #include "state.bpf.h"
 #include "cap.bpf.h"
 #include "entity.bpf.h"
+#include "alarm.bpf.h"
 #include "rest.bpf.h"
 #include "group.bpf.h"
-#include "alarm.bpf.h"
 #include "plan.bpf.h"
 #include "wait.bpf.h"
 #include "take.bpf.h"
@@ -114,6 +114,31 @@ static bool wake_idle_cpu(struct task_struct *p)
 	return true;
 }
 
+/*
+ * A task of @e waits, at the CPU @here of @d. If @e has a CPU in this turn that runs
+ * somebody else meanwhile, that CPU is told. If it did not wake, @here looks by itself.
+ */
+static bool call_cpu(struct entity *e, struct domain *d, u64 here, bool woke,
+		     u64 now)
+{
+	u64 lacks = lacking_cpus(e, d) & ~e->called, bit;
+	struct cpu_state *c;
+	s32 cpu;
+
+	if (!woke)
+		lacks &= ~here;
+	if (!lacks || !d->crowded)
+		return false;
+	bit = plan_next(lacks, here, lacks);
+	cpu = cpu_with(d, bit);
+	c = lookup_cpu(cpu);
+	if (!c)
+		return false;
+	__sync_fetch_and_or(&e->called, bit);
+	resched(c, cpu, now);
+	return true;
+}
+
 /* @cpu; or, where a task of @e runs on that, the next one of @d that does not. A vCPU that wakes
  * takes no CPU from a sibling, which may hold a lock. */
 static s32 cpu_without(const struct entity *e, const struct domain *d, s32 cpu)
@@ -130,7 +155,7 @@ static s32 cpu_without(const struct entity *e, const struct domain *d, s32 cpu)
 static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 			 u64 enq_flags, u64 now)
 {
-	bool woke = enq_flags & SCX_ENQ_WAKEUP;
+	bool woke = enq_flags & SCX_ENQ_WAKEUP, patient;
 	struct group *g = lookup_group(tc->group);
 	struct place to = {};
 	struct cpu_state *c;
@@ -160,21 +185,23 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
 	} else if (wake_idle_cpu(p) ||
 		   take_quiet_cpu(e, to.queue, d, bit_of(cpu)) ||
-		   (woke && has_wakers_cpu(tc, to.queue, now)) ||
 		   call_cpu(e, d, to.domain == domain_of(cpu) ? bit_of(cpu) : 0,
 			    woke, now)) {
 		return;
 	}
 	if (to.domain != domain_of(cpu))
 		return;
+	patient = e && waits_for_rest(e, d, g);
 	if (!woke) {
 		resume_loan(tc, p->pid, to.queue, cpu, now);
 		return;
 	}
 	if (e && tc->is_vcpu)
 		cpu = cpu_without(e, d, cpu);
-	else if (e)
-		cpu = cpu_to_preempt(e, d, cpu);
+	else if (patient)
+		cpu = cpu_of_resting(e, d, cpu);
+	if (cpu < 0)
+		return;
 	preempt_for(tc, p->pid, to.queue, g, cpu, vtime, d->present, now);
 }
 
@@ -299,6 +326,18 @@ static bool pulls(struct cpu_state *c, s32 cpu, u64 now)
 	return from && pull(from - 1, cpu, now);
 }
 
+/* The vCPU on @c, of @cpu in domain @domain_id, was asked whether it rests, as somebody waits: that one runs
+ * if it does. */
+static bool gives_quiet_cpu(struct cpu_state *c, struct domain *d,
+			    u32 domain_id, s32 cpu, u64 now)
+{
+	c->samples = 0;
+	if (!c->rests || !take_next(d, domain_id, cpu, now))
+		return false;
+	count_effect(MECH_HALTED);
+	return true;
+}
+
 void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 {
 	struct cpu_state *c = lookup_cpu(cpu);
@@ -321,6 +360,8 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		unpark(domain_id);
 	if (tc && is_throttled(tc->cgroup_group))
 		tc = NULL;
+	if (c->samples && gives_quiet_cpu(c, d, domain_id, cpu, now))
+		return;
 	waits = slot_waits(c);
 	if (looks(c, cpu, now) || follow_hints(c, cpu, waits, now) ||
 	    pulls(c, cpu, now) || (waits && serve_slot(c, cpu, d, prev, tc)))
@@ -627,7 +668,6 @@ void BPF_STRUCT_OPS(cohort_quiescent, struct task_struct *p, u64 deq_flags)
 		return;
 	stop_waiting(tc);
 	forget_halts(tc);
-	note_sleep_of_waker(tc);
 	tc->ready_at_ns = 0;
 	tc->throttled_ns = 0;
 	if (tc->is_runnable) {
@@ -651,12 +691,15 @@ void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 	struct task_ctx *tc = lookup_task_may_fail(p);
 	s32 cpu = scx_bpf_task_cpu(p);
 	struct domain *d = lookup_domain(domain_of(cpu));
+	struct cpu_state *c = lookup_cpu(cpu);
 	u64 now = scx_bpf_now();
 	struct group *g;
 
-	if (!tc || !d || !tc->run_at_ns)
+	if (!tc || !d || !c || !tc->run_at_ns)
 		return;
 	charge(p, tc, d, now);
+	if (tc->halts_on_cpu)
+		sample(tc, c, d, cpu);
 	if (is_throttled(tc->cgroup_group))
 		scx_bpf_task_set_slice(p, 0);
 	g = tc->is_vcpu ? lookup_group(tc->group) : NULL;

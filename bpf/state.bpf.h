@@ -87,6 +87,7 @@ struct entity {
 	u64 running; /* CPUs that run one; atomic */
 	u64 planned; /* CPUs that it has in turn @turn; by the plan */
 	u64 turn; /* number of the last plan that gave it CPUs */
+	u64 patient; /* turn in which a task of it began to wait for a vCPU to rest */
 	u64 called; /* of these, CPUs told that a task waits for them; atomic */
 	u64 missed; /* of these, CPUs that have not run a task of it yet; atomic */
 	u64 served_ns; /* when it had its last turn, or began to want one */
@@ -193,9 +194,9 @@ struct cpu_state {
 	u32 rests; /* the running task rests */
 	s32 resting_pid; /* the vCPU bound to it that rests, 0: none */
 	u32 looks; /* it is to have the CPU for a moment; any CPU */
+	u32 samples; /* does the running vCPU rest? It is asked in a moment */
 	u64 looked_ns; /* when it had it last */
 	u32 leaves_hook; /* how often the running vCPU was let out of a hook */
-	u32 awaited; /* somebody in this queue waits until the running one sleeps */
 	u32 looked_again; /* idle, as a task waited that it may not run */
 	s32 nr_bound; /* tasks that wait for this CPU only; any CPU, atomic */
 	struct hint hints[NR_HINTS]; /* any CPU */
@@ -265,8 +266,6 @@ struct task_ctx {
 	u32 apart; /* it may run elsewhere than the others of its group, as it
 		      waited or ran last; counted in nr_apart while runnable */
 	u32 woke; /* and has not run since */
-	u64 woke_other_ns; /* when it woke a sibling, and has not slept since */
-	u32 hands_over; /* it slept soon after it had woken one, last time */
 	u32 interrupted; /* it was stopped while it had a CPU for a moment */
 	u32 resumes; /* how often that went on then, since it woke */
 	u64 lent_until_ns; /* when that ends */

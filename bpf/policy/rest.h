@@ -21,6 +21,8 @@ enum rest_consts {
 		30000, /* less than a tick and what follows tells nothing */
 	REST_LOOK_NS =
 		50000, /* that a resting vCPU has its CPU, to see what it does */
+	REST_PATIENT_EACH =
+		4, /* turns, in one of which a group waits for a vCPU to rest */
 	REST_LOOK_EACH_NS = 10000000, /* after which it is looked at again */
 };
 

@@ -18,8 +18,6 @@ enum wake_consts {
 	WAKE_LOAN_PART = 8, /* of a slice is lent */
 	WAKE_CPU_PART = 4, /* of a CPU's time is, at most */
 	WAKE_BEHIND_PART = 2, /* of a slice that it stands behind a sibling */
-	WAKE_HAND_OVER_NS =
-		50000, /* after which who wakes a sibling to sleep itself does so */
 	WAKE_LEAD_TURNS = 1, /* that its VM may be ahead, beyond its own one */
 };
 
