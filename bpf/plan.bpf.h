@@ -519,6 +519,20 @@ static void time_turn(u32 domain_id, u64 after_ns)
 		bpf_timer_start(&timer->timer, after_ns, 0);
 }
 
+/*
+ * A task runs on @c, of @cpu in @d, instead of a vCPU that rests. Plans are made there from now on, not where a
+ * vCPU works: the timer is its who starts it.
+ */
+static void plan_here(struct domain *d, const struct cpu_state *c, s32 cpu,
+		      u64 now)
+{
+	if (!d->crowded || !c->resting_pid || c->rests ||
+	    d->resting & bit_of(d->timed_on))
+		return;
+	d->timed_on = cpu;
+	time_turn(domain_of(cpu), turn_left(now, turn_length(d)));
+}
+
 /* Tasks wait in @d, domain @domain_id: its turns are timed. */
 static void begin_turns(u32 domain_id, struct domain *d, u64 now)
 {
@@ -652,6 +666,7 @@ static int turn_ends(void *map, u32 *key, struct timer *timer)
 
 	if (!d)
 		return 0;
+	d->timed_on = bpf_get_smp_processor_id();
 	if (is_crowded(d)) {
 		make_plan(domain_id, now);
 		time_turn(domain_id, turn_left(now, turn_length(d)));

@@ -609,6 +609,7 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 	if (tc->halts_on_cpu)
 		begin_count(tc, cpu, now);
 	enter_cpu(p, tc, g, c, cpu, now);
+	plan_here(d, c, cpu, now);
 }
 
 /* The task that ran on @c, of @cpu, with @tc, leaves it. */

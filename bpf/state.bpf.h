@@ -140,6 +140,7 @@ struct domain {
 	u32 halvings; /* of a slice, that make a turn */
 	u32 far; /* the domain that was looked at last */
 	u64 moved_turn; /* in which a VM was told to move here last */
+	u32 timed_on; /* the CPU whose timer ends its turns */
 	u32 nr_cpus;
 	u16 cpu[DOMAIN_CPUS]; /* number of each; set at the start */
 	struct plan_entry entries[PLAN_ENTRIES];
