@@ -4,7 +4,7 @@
 use cohort_policy::*;
 use proptest::prelude::*;
 
-const ONE: u32 = REST_ONE as u32;
+const ONE: u32 = REST_ONE;
 const LOOK: u64 = REST_LOOK_NS as u64;
 const TICK: u64 = 4_000_000;
 
@@ -32,8 +32,8 @@ fn who_works_for_most_of_a_look_rests_no_more() {
 fn who_works_and_halts_by_turns_is_halted_often() {
     // Two ticks each.
     let average = (0..100).fold(0, |average, _| after(after(average, 2, 100), 2, 0));
-    assert!(average >= REST_OFTEN as u32);
-    assert!(after(0, 100, 10) < REST_OFTEN as u32);
+    assert!(average >= REST_OFTEN);
+    assert!(after(0, 100, 10) < REST_OFTEN);
 }
 
 #[test]
