@@ -54,8 +54,10 @@ pub struct Scheduler<'object> {
     halt_clocks: HaltClocks,
     /// The hook on interrupts for vCPUs can be attached,
     sees_kicks: bool,
-    /// and is, as there are such vCPUs.
+    /// and is, as there are such vCPUs,
     kicks: Option<Link>,
+    /// of which the log has told.
+    halts_told: bool,
 }
 
 /// How a scheduler's time in the kernel ended.
@@ -133,6 +135,7 @@ impl<'object> Scheduler<'object> {
             halt_clocks: HaltClocks::new(&host.sys),
             sees_kicks,
             kicks: None,
+            halts_told: false,
         })
     }
 
@@ -179,9 +182,10 @@ impl<'object> Scheduler<'object> {
         };
         let online = topology::online_cpus(&self.host.sys)?;
         let (sight, _) = self.halt_clocks.keep(&parts, &online)?;
-        if self.kicks.is_some() || !self.sees_kicks {
+        if self.halts_told {
             return Ok(());
         }
+        self.halts_told = true;
         match sight.unseen {
             None => tracing::info!(
                 "there are VMs whose HLT does not exit: CPUs on which their vCPUs halt are others' meanwhile"
@@ -190,13 +194,15 @@ impl<'object> Scheduler<'object> {
                 "there are VMs whose HLT does not exit; that their vCPUs halt is not seen: {why}"
             ),
         }
-        self.kicks = Some(
-            self.skel
-                .progs
-                .vcpu_kicked
-                .attach()
-                .context("the hook on KVM's __kvm_vcpu_kick cannot be attached")?,
-        );
+        if !self.sees_kicks {
+            tracing::warn!(
+                "interrupts for their vCPUs are not seen, as this kernel's KVM lacks a function that shows them: one \
+                 that wakes may wait for its CPU for 14 ms"
+            );
+            return Ok(());
+        }
+        let kicks = self.skel.progs.vcpu_kicked.attach();
+        self.kicks = Some(kicks.context("the hook on KVM's __kvm_vcpu_kick cannot be attached")?);
         Ok(())
     }
 
