@@ -278,9 +278,10 @@ fn on_their_cpus() -> Result<()> {
         switches.extend(truth.iter().map(|vcpu| vcpu.switches));
     }
     println!("    context switches in the windows: {switches:?}");
+    // A window has two ends: at one of them at least it had not just been switched.
     ensure!(
-        switches.contains(&0),
-        "no vCPU had its CPU for the whole time, so it was not proved that those are read"
+        switches.iter().any(|&switches| switches < 2),
+        "each vCPU was switched twice or more, so it was not proved that those are read that are not"
     );
     Ok(())
 }
