@@ -189,6 +189,7 @@ struct vcpu_counters {
  * it. Cohort counts it, by thread, in a map that the observer looks for. */
 struct vcpu_waits {
 	u64 capped_ns; /* its VM's cap was used up */
+	u64 resting_ns; /* it was halted, and others had its CPU */
 };
 
 /* What is known of a CPU's MPERF, which counts cycles while that is not halted.

@@ -475,19 +475,20 @@ void BPF_STRUCT_OPS(cohort_runnable, struct task_struct *p, u64 enq_flags)
 		count(&g->info.stats.wakeups);
 }
 
-/* vCPU @tid of @g, which has a CPU again, was kept from running so long. */
-static void note_capped(s32 tid, struct group *g, u64 capped_ns)
+/* vCPU @tid, which has a CPU again, was kept from running as @by says. */
+static void note_waits(s32 tid, const struct vcpu_waits *by)
 {
-	struct vcpu_waits *waits, first = { .capped_ns = capped_ns };
+	struct vcpu_waits *waits;
 
-	if (!capped_ns)
+	if (!by->capped_ns && !by->resting_ns)
 		return;
-	__sync_fetch_and_add(&g->info.stats.throttled_ns, capped_ns);
 	waits = bpf_map_lookup_elem(&cohort_waits, &tid);
-	if (waits)
-		waits->capped_ns += capped_ns;
-	else
-		bpf_map_update_elem(&cohort_waits, &tid, &first, BPF_NOEXIST);
+	if (!waits) {
+		bpf_map_update_elem(&cohort_waits, &tid, by, BPF_NOEXIST);
+		return;
+	}
+	waits->capped_ns += by->capped_ns;
+	waits->resting_ns += by->resting_ns;
 }
 
 /* How long the vCPU @tc of @g, thread @pid, waited: behind a sibling that ran on @c? */
@@ -495,11 +496,17 @@ static void account_vcpu(s32 pid, struct task_ctx *tc, struct group *g,
 			 struct cpu_state *c, s32 cpu, u64 waited_ns)
 {
 	struct domain *d = lookup_domain(domain_of(cpu));
-	u64 behind_ns = c->prev_run_ns;
+	u64 behind_ns = c->prev_run_ns, ready_ns = waited_ns - tc->throttled_ns;
+	struct vcpu_waits by = { .capped_ns = tc->throttled_ns };
 
-	note_capped(pid, g, tc->throttled_ns);
-	__sync_fetch_and_add(&g->info.stats.ready_ns,
-			     waited_ns - tc->throttled_ns);
+	/* Nobody else saw that it woke meanwhile. */
+	if (tc->rests_on) {
+		by.resting_ns = ready_ns;
+		ready_ns = 0;
+	}
+	note_waits(pid, &by);
+	__sync_fetch_and_add(&g->info.stats.throttled_ns, by.capped_ns);
+	__sync_fetch_and_add(&g->info.stats.ready_ns, ready_ns);
 	if (tc->last_cpu >= 0 && tc->last_cpu != cpu)
 		count(&g->info.stats.migrations);
 	if (c->prev_group != tc->group || c->prev_pid == pid || !d ||

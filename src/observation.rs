@@ -72,7 +72,9 @@ impl HostView {
             {
                 gain.less(earlier);
             }
-            gain.held_back_ns = held_back_ns(vcpu.tid, before, after);
+            let waited = |ns: fn(&intf::vcpu_waits) -> u64| waited_ns(vcpu.tid, ns, before, after);
+            gain.held_back_ns = waited(|waits| waits.capped_ns);
+            gain.resting_ns = waited(|waits| waits.resting_ns);
             gain.halted_by = halted_by(vcpu, after);
             let vm = of_vms.entry(vcpu.tgid).or_default();
             vm.insert(vcpu.vcpu_id, gain);
@@ -151,11 +153,16 @@ fn halted_by(vcpu: &intf::vcpu_counters, after: &Observation) -> HaltedBy {
     }
 }
 
-/// How long the scheduler held thread `tid` back, as its VM's cap was used up.
-fn held_back_ns(tid: i32, before: &Observation, after: &Observation) -> u64 {
+/// How long the scheduler kept thread `tid` from running, for the reason that `ns` reads.
+fn waited_ns(
+    tid: i32,
+    ns: fn(&intf::vcpu_waits) -> u64,
+    before: &Observation,
+    after: &Observation,
+) -> u64 {
     let at = |observation: &Observation| {
         let waits = observation.waits.as_ref().and_then(|waits| waits.get(&tid));
-        waits.map_or(0, |waits| waits.capped_ns)
+        waits.map_or(0, ns)
     };
     gained(at(after), at(before))
 }
@@ -298,6 +305,8 @@ struct Gain {
     halted_by: HaltedBy,
     /// Of the time in which it was ready: the scheduler held it back for a cap.
     held_back_ns: u64,
+    /// Of that time too: it was halted, and the scheduler gave its CPU to others.
+    resting_ns: u64,
     entitled_ns: u64,
     longest_ready_ns: u64,
     longest_ipi_ns: u64,
@@ -322,6 +331,7 @@ impl Gain {
             phase_ns,
             halted_by: HaltedBy::Exits,
             held_back_ns: 0,
+            resting_ns: 0,
             entitled_ns: 0,
             longest_ready_ns: counters.longest_ready_ns,
             longest_ipi_ns: counters.longest_ipi_ns,
@@ -357,6 +367,7 @@ impl Gain {
         };
         each(&mut self.phase_ns, &other.phase_ns);
         self.held_back_ns = combine(self.held_back_ns, other.held_back_ns);
+        self.resting_ns = combine(self.resting_ns, other.resting_ns);
         each(&mut self.counts, &other.counts);
         each(&mut self.ipi_to_run, &other.ipi_to_run);
         each(&mut self.ready_us, &other.ready_us);
@@ -387,7 +398,8 @@ impl Gain {
         ]
         .map(|phase| self.phase_ns[phase as usize])
         .iter()
-        .sum()
+        .sum::<u64>()
+        .saturating_sub(self.resting_ns)
     }
 
     fn view(&self, length_ns: u64) -> VcpuView {
@@ -398,6 +410,8 @@ impl Gain {
         let ready_ns = phase_ns(intf::vcpu_phase_PHASE_READY);
         let held_back_ns = self.held_back_ns.min(ready_ns);
         let ready_ns = ready_ns - held_back_ns;
+        let resting_ns = self.resting_ns.min(ready_ns);
+        let ready_ns = ready_ns - resting_ns;
         let limited_ns = phase_ns(intf::vcpu_phase_PHASE_LIMITED) + held_back_ns;
         let [
             halted_on_cpu_ns,
@@ -421,7 +435,7 @@ impl Gain {
         // What a vCPU halts on its CPU is counted a moment before the reading, of which the phase is.
         let on_cpu_ns = phase_ns(intf::vcpu_phase_PHASE_RUNS);
         let halted_on_cpu_ns = halted_on_cpu_ns.min(on_cpu_ns);
-        let halted_ns = phase_ns(intf::vcpu_phase_PHASE_HALTED) + halted_on_cpu_ns;
+        let halted_ns = phase_ns(intf::vcpu_phase_PHASE_HALTED) + halted_on_cpu_ns + resting_ns;
         VcpuView {
             vcpus: self.vcpus,
             run_pct: percent((on_cpu_ns - halted_on_cpu_ns) as f64, vcpu_time_ns),
@@ -515,15 +529,25 @@ mod tests {
     }
 
     #[test]
-    fn what_a_vcpu_is_held_back_for_a_cap_is_limited_time_and_no_ready_time() {
+    fn what_the_scheduler_keeps_a_vcpu_from_its_cpu_for_is_no_ready_time() {
         let mut waits = vcpu(7, 5, 0);
         waits.phase_ns[intf::vcpu_phase_PHASE_READY as usize] = SECOND_NS;
         let mut before = at(0, vec![vcpu(7, 5, 0)]);
         let mut after = at(SECOND_NS, vec![waits]);
-        let held_back = |capped_ns| Some([(7, intf::vcpu_waits { capped_ns })].into());
-        (before.waits, after.waits) = (held_back(SECOND_NS), held_back(SECOND_NS * 5 / 4));
+        let kept = |capped_ns, resting_ns| {
+            let waits = intf::vcpu_waits {
+                capped_ns,
+                resting_ns,
+            };
+            Some([(7, waits)].into())
+        };
+        (before.waits, after.waits) = (kept(SECOND_NS, 0), kept(SECOND_NS * 5 / 4, 0));
         let all = &HostView::between(&before, &after).vms[&5].all;
         assert_eq!((all.ready_pct, all.limited_pct), (75.0, 25.0));
+        // Others had its CPU while it was halted.
+        (before.waits, after.waits) = (kept(0, 0), kept(0, SECOND_NS / 2));
+        let all = &HostView::between(&before, &after).vms[&5].all;
+        assert_eq!((all.ready_pct, all.halted_pct), (50.0, 50.0));
     }
 
     /// Two seconds on a CPU, of which it was halted for the half by MPERF, and another second asleep in KVM's halt; whether

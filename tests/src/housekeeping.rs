@@ -14,7 +14,7 @@ use nix::unistd::Pid;
 use crate::Test;
 use crate::host::{
     Guest, HostLoad, PATIENCE, Subject, back_to_stock, gained, lab, start_cohort,
-    start_cohort_with, stop_cohort,
+    start_cohort_with, stop_cohort, vcpu_of, watch,
 };
 
 pub const TESTS: &[Test] = &[
@@ -33,6 +33,10 @@ pub const TESTS: &[Test] = &[
     (
         "work_that_may_use_some_cpus_uses_those_whose_vcpus_halt",
         bound_to_some,
+    ),
+    (
+        "a_halted_vcpu_whose_cpu_others_have_is_shown_as_halted",
+        shown_as_halted,
     ),
     (
         "vms_that_share_cpus_use_those_of_halted_vcpus_too",
@@ -190,6 +194,26 @@ fn bound_to_some() -> Result<()> {
     })?;
     ensure!(outcome.least(0..2) >= 0.999);
     ensure!(outcome.used_us as f64 >= 0.98 * 2.0 * WINDOW.as_micros() as f64);
+    Ok(())
+}
+
+fn shown_as_halted() -> Result<()> {
+    let guest = pinned(&[WORKS, WORKS, HALTS, HALTS])?;
+    let _work = HostLoad::start("work", &[0; 2], &lab()?.guest_cpus)?;
+    let cohort = start_cohort()?;
+    sleep(NOTICED);
+    let view = watch(1)?;
+    stop_cohort(cohort)?;
+    for number in 0..4 {
+        let vcpu = vcpu_of(&view, &guest, number)?;
+        let (halted, ready) = (vcpu.halted_pct, vcpu.ready_pct);
+        println!("    vCPU {number}: halted {halted:.2} %, ready {ready:.2} %");
+        let right = match number {
+            0 | 1 => halted < 1.0,
+            _ => halted > 97.0,
+        };
+        ensure!(right && ready < 1.0);
+    }
     Ok(())
 }
 
