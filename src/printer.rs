@@ -174,15 +174,15 @@ mod tests {
 
     #[test]
     fn a_reader_that_does_not_read_holds_up_nothing() {
-        let (_reader, writer) = pipe().expect("a pipe can be made");
+        // More than a pipe takes.
+        let text = "x".repeat(1 << 20);
+        let (mut reader, writer) = pipe().expect("a pipe can be made");
         let mut printer = Printer::new(writer).expect("it can begin");
+        printer.print(text.clone());
+        // From here on its thread is inside a write.
+        reader.read_exact(&mut [0]).expect("something is written");
         let begin = Instant::now();
-        let said = log::of(|| {
-            // More than a pipe takes.
-            for _ in 0..100 {
-                printer.print("x".repeat(1 << 20));
-            }
-        });
+        let said = log::of(|| (0..100).for_each(|_| printer.print(text.clone())));
         assert!(begin.elapsed() < Duration::from_secs(10));
         assert_eq!(said.len(), 1, "{said:?}");
         assert!(said[0].contains("nobody reads"), "{said:?}");
