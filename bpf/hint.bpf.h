@@ -70,12 +70,18 @@ static void give_hint(struct cpu_state *c, const struct hint *given)
 	hint->pid = given->pid;
 }
 
-/* The CPU of @c is for thread @pid for a moment from @now on, by @reason. */
-static void lend(struct cpu_state *c, s32 pid, u32 reason, u64 now)
+/* The CPU of @c is for thread @pid until @until_ns, by @reason. */
+static void lend_until(struct cpu_state *c, s32 pid, u32 reason, u64 until_ns)
 {
 	c->lent_pid = pid;
 	c->lent_reason = reason;
-	c->lent_until_ns = now + wake_loan_ns(slice_ns);
+	c->lent_until_ns = until_ns;
+}
+
+/* The same for a moment from @now on. */
+static void lend(struct cpu_state *c, s32 pid, u32 reason, u64 now)
+{
+	lend_until(c, pid, reason, now + wake_loan_ns(slice_ns));
 }
 
 /* Serve the hint of @c, of @cpu, at @place, unless it is stale; its turn's entity, if one of its
@@ -120,9 +126,7 @@ static bool looks(struct cpu_state *c, s32 cpu, u64 now)
 	c->looks = 0;
 	if (!pid || !run_waiting(BOUND_QUEUE | cpu, pid, cpu))
 		return false;
-	c->lent_pid = pid;
-	c->lent_reason = HINT_WAKE;
-	c->lent_until_ns = now + REST_LOOK_NS;
+	lend_until(c, pid, HINT_WAKE, now + REST_LOOK_NS);
 	set_alarm(cpu, REST_LOOK_NS);
 	return true;
 }

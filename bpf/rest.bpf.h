@@ -23,6 +23,13 @@ static void begin_rest(struct task_ctx *tc, s32 pid, struct group *g,
 	__sync_fetch_and_add(&g->nr_resting, 1);
 }
 
+/* The vCPU that rests on @c, of @cpu, does not run there. */
+static void unmark_quiet(struct cpu_state *c, struct domain *d, s32 cpu)
+{
+	c->rests = 0;
+	__sync_fetch_and_and(&d->quiet, ~bit_of(cpu));
+}
+
 /* It works, or goes. Its CPU is its own for what is left of the turn. */
 static void end_rest(struct task_ctx *tc)
 {
@@ -39,8 +46,7 @@ static void end_rest(struct task_ctx *tc)
 	d = lookup_domain(domain_of(on - 1));
 	if (!c || !d)
 		return;
-	__sync_fetch_and_and(&d->quiet, ~bit_of(on - 1));
-	c->rests = 0;
+	unmark_quiet(c, d, on - 1);
 	c->resting_pid = 0;
 	c->slot = SLOT_BOUND;
 }
@@ -61,12 +67,13 @@ static void note_often(struct domain *d, s32 cpu, bool often)
 /* What is known of the vCPU @tc counts no more. */
 static void forget_halts(struct task_ctx *tc)
 {
-	struct domain *d = lookup_domain(domain_of(tc->last_cpu));
+	struct domain *d;
 
 	if (!tc->halts_on_cpu)
 		return;
 	end_rest(tc);
 	tc->halted_average = 0;
+	d = lookup_domain(domain_of(tc->last_cpu));
 	if (d && tc->last_cpu >= 0)
 		note_often(d, tc->last_cpu, false);
 }
@@ -123,9 +130,8 @@ static u64 count_halted(struct task_struct *p, struct task_ctx *tc,
 /* The vCPU that rests on @c, of @cpu, has run there. */
 static void leave_rest(struct cpu_state *c, struct domain *d, s32 cpu, u64 now)
 {
-	c->rests = 0;
+	unmark_quiet(c, d, cpu);
 	c->looked_ns = now;
-	__sync_fetch_and_and(&d->quiet, ~bit_of(cpu));
 }
 
 /* A CPU of @d that @e may use and whose vCPU rests there is for @e in this turn; false: there is
@@ -195,12 +201,13 @@ static bool others_wait(const struct domain *d)
 	return d->nr_waiting > (s32)cpus_in(d->resting & ~d->quiet);
 }
 
-/* The vCPU @tc, which runs on @c, of @cpu, was just asked what it did since the last tick. If it rests as a
- * rule and somebody waits, it is asked again in a moment. */
-static void sample(const struct task_ctx *tc, struct cpu_state *c,
-		   const struct domain *d, s32 cpu)
+/* The vCPU @tc, which runs on @cpu, was just asked what it did since the last tick. If it rests as a rule and
+ * somebody waits, it is asked again in a moment. */
+static void sample(const struct task_ctx *tc, const struct domain *d, s32 cpu)
 {
-	if (!(d->often & bit_of(cpu)) || c->lent_pid || !others_wait(d))
+	struct cpu_state *c = lookup_cpu(cpu);
+
+	if (!c || !(d->often & bit_of(cpu)) || c->lent_pid || !others_wait(d))
 		return;
 	c->samples = tc->rests_on || set_alarm(cpu, REST_LOOK_NS);
 	if (tc->rests_on)

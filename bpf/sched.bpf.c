@@ -699,15 +699,14 @@ void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 	struct task_ctx *tc = lookup_task_may_fail(p);
 	s32 cpu = scx_bpf_task_cpu(p);
 	struct domain *d = lookup_domain(domain_of(cpu));
-	struct cpu_state *c = lookup_cpu(cpu);
 	u64 now = scx_bpf_now();
 	struct group *g;
 
-	if (!tc || !d || !c || !tc->run_at_ns)
+	if (!tc || !d || !tc->run_at_ns)
 		return;
 	charge(p, tc, d, now);
 	if (tc->halts_on_cpu)
-		sample(tc, c, d, cpu);
+		sample(tc, d, cpu);
 	if (is_throttled(tc->cgroup_group))
 		scx_bpf_task_set_slice(p, 0);
 	g = tc->is_vcpu ? lookup_group(tc->group) : NULL;

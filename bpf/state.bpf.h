@@ -227,8 +227,8 @@ struct group {
 	/* Activity, from which shares follow. */
 	u32 nr_runnable; /* own tasks, running ones included; atomic */
 	u32 nr_apart; /* of which are apart; atomic */
-	u32 nr_resting; /* of which rest; atomic */
 	u32 nr_apart_running; /* of which run; atomic */
+	u32 nr_resting; /* own vCPUs that rest; atomic */
 	u64 running; /* own tasks on a CPU that are not apart, and their
 			charged_at_ns, as fair_runs() adds them; atomic */
 	s64 active_weight; /* active children, and own tasks if any; atomic */

@@ -32,6 +32,24 @@ pub struct HaltParts<'skel, 'object> {
     pub calibrate: &'skel ProgramMut<'object>,
 }
 
+/// The [`HaltParts`] of a loaded skeleton, once a vCPU was seen that halts on its CPU; both BPF objects have them by the same
+/// names.
+macro_rules! halt_parts {
+    ($skel:expr) => {{
+        let data = $skel.maps.bss_data.as_ref();
+        // SAFETY: a live, aligned u32 that the BPF programs write.
+        let seen = data.is_some_and(
+            |data| unsafe { std::ptr::read_volatile(&raw const data.halts_seen) } != 0,
+        );
+        seen.then_some($crate::halt::HaltParts {
+            events: &$skel.maps.mperf_events,
+            clocks: &$skel.maps.halt_clocks,
+            calibrate: &$skel.progs.calibrate_mperf,
+        })
+    }};
+}
+pub(crate) use halt_parts;
+
 impl HaltParts<'_, '_> {
     /// By number of the CPU.
     fn read_clocks(&self) -> Result<Vec<intf::halt_clock>> {

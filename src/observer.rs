@@ -4,7 +4,7 @@
 
 use crate::bpf::{from_bytes, intf, observe};
 use crate::exit::{Exit, Failure};
-use crate::halt::{HaltClocks, HaltParts, HaltSight, run_on};
+use crate::halt::{HaltClocks, HaltSight, halt_parts, run_on};
 use crate::host::cgroups::{CgroupNames, Competition};
 use crate::host::kvm::{Kvm, KvmWatch, hardware_ends_interrupts};
 use crate::host::paths::Host;
@@ -113,16 +113,8 @@ impl<'object> Observer<'object> {
 
     /// Has what vCPUs halt on their CPUs counted up to now; `None` if there is no such vCPU.
     fn count_halts(&self, online: &BTreeSet<usize>) -> Result<Option<HaltSight>> {
-        let data = self.skel.maps.bss_data.as_ref();
-        let data = data.context("the BPF object has no variables")?;
-        // SAFETY: a live, aligned u32 that the BPF programs write.
-        if unsafe { ptr::read_volatile(&raw const data.halts_seen) } == 0 {
+        let Some(parts) = halt_parts!(self.skel) else {
             return Ok(None);
-        }
-        let parts = HaltParts {
-            events: &self.skel.maps.mperf_events,
-            clocks: &self.skel.maps.halt_clocks,
-            calibrate: &self.skel.progs.calibrate_mperf,
         };
         let (sight, running) = self.halt_clocks.borrow_mut().keep(&parts, online)?;
         self.look_at(running);

@@ -25,6 +25,7 @@ const ATTENTION_PERIOD: Duration = Duration::from_millis(100);
 const COOKIE_PERIOD: Duration = Duration::from_secs(5);
 /// How soon it is noticed that a VM came which is an exception.
 const EXCEPTIONS_PERIOD: Duration = Duration::from_secs(1);
+/// How soon it is noticed that a VM came whose HLT does not exit.
 const HALTS_PERIOD: Duration = Duration::from_secs(1);
 /// How soon KVM is noticed when it is loaded after Cohort.
 const KVM_PERIOD: Duration = Duration::from_millis(500);

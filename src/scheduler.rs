@@ -5,7 +5,7 @@
 use crate::bpf::{from_bytes, intf, skel};
 use crate::exceptions::{CohortRule, Exception, rule_for};
 use crate::exit::{Exit, Failure};
-use crate::halt::{HaltClocks, HaltParts};
+use crate::halt::{HaltClocks, halt_parts};
 use crate::host::affinity::allowed_cpus;
 use crate::host::kvm::{Kvm, KvmWatch, hardware_ends_interrupts};
 use crate::host::paths::Host;
@@ -54,10 +54,10 @@ pub struct Scheduler<'object> {
     halt_clocks: HaltClocks,
     /// The hook on interrupts for vCPUs can be attached,
     sees_kicks: bool,
-    /// and is, as there are such vCPUs,
+    /// and is, as there are such vCPUs, and it is seen how long they halt.
     kicks: Option<Link>,
-    /// of which the log has told.
-    halts_told: bool,
+    /// What the log has told of them last: why that is not seen, if it is not.
+    halts_told: Option<Option<String>>,
 }
 
 /// How a scheduler's time in the kernel ended.
@@ -135,7 +135,7 @@ impl<'object> Scheduler<'object> {
             halt_clocks: HaltClocks::new(&host.sys),
             sees_kicks,
             kicks: None,
-            halts_told: false,
+            halts_told: None,
         })
     }
 
@@ -168,41 +168,34 @@ impl<'object> Scheduler<'object> {
 
     /// Looks after what tells how long vCPUs halt on their CPUs. Does nothing where there are none.
     pub fn follow_halts(&mut self) -> Result<()> {
-        let bss = self.skel.maps.bss_data.as_ref();
-        // SAFETY: a live, aligned u32 in memory that the kernel writes to.
-        let seen =
-            bss.is_some_and(|bss| unsafe { ptr::read_volatile(&raw const bss.halts_seen) } != 0);
-        if !seen {
+        let Some(parts) = halt_parts!(self.skel) else {
             return Ok(());
-        }
-        let parts = HaltParts {
-            events: &self.skel.maps.mperf_events,
-            clocks: &self.skel.maps.halt_clocks,
-            calibrate: &self.skel.progs.calibrate_mperf,
         };
         let online = topology::online_cpus(&self.host.sys)?;
         let (sight, _) = self.halt_clocks.keep(&parts, &online)?;
-        if self.halts_told {
+        if self.halts_told.as_ref() == Some(&sight.unseen) {
             return Ok(());
         }
-        self.halts_told = true;
-        match sight.unseen {
-            None => tracing::info!(
-                "there are VMs whose HLT does not exit: CPUs on which their vCPUs halt are others' meanwhile"
-            ),
-            Some(why) => tracing::warn!(
+        let unseen = self.halts_told.insert(sight.unseen);
+        if let Some(why) = unseen {
+            tracing::warn!(
                 "there are VMs whose HLT does not exit; that their vCPUs halt is not seen: {why}"
-            ),
+            );
+            return Ok(());
         }
+        tracing::info!(
+            "there are VMs whose HLT does not exit: CPUs on which their vCPUs halt are others' meanwhile"
+        );
         if !self.sees_kicks {
             tracing::warn!(
                 "interrupts for their vCPUs are not seen, as this kernel's KVM lacks a function that shows them: one \
                  that wakes may wait for its CPU for 14 ms"
             );
-            return Ok(());
+        } else if self.kicks.is_none() {
+            let kicks = self.skel.progs.vcpu_kicked.attach();
+            let failed = "the hook on KVM's __kvm_vcpu_kick cannot be attached";
+            self.kicks = Some(kicks.context(failed)?);
         }
-        let kicks = self.skel.progs.vcpu_kicked.attach();
-        self.kicks = Some(kicks.context("the hook on KVM's __kvm_vcpu_kick cannot be attached")?);
         Ok(())
     }
 

@@ -11,11 +11,9 @@ use anyhow::{Context, Result, ensure};
 use cohort::view::{HaltedBy, HostView};
 use cohort_lab::inside::hooks::{COUNTING, costs_within, print};
 use cohort_micro::Spec;
-use nix::sched::{CpuSet, sched_setaffinity};
-use nix::unistd::Pid;
 
 use crate::Test;
-use crate::host::{Guest, Setting, Watch, gained, lab, vcpu_of};
+use crate::host::{Guest, Setting, Watch, gained, lab, pin, pin_vcpus, vcpu_of};
 
 pub const TESTS: &[Test] = &[
     ("halted_time_is_true_where_hlt_does_not_exit", on_their_cpus),
@@ -58,16 +56,8 @@ fn start(name: &str, passed_through: bool, duties: &[Duty], cpus: &[u32]) -> Res
         .fold(Spec::new(name), |spec, duty| spec.vcpu(duty.program()));
     spec.hlt_passthrough = passed_through;
     let guest = Guest::start_on(&spec, cpus)?;
-    for (vcpu, &cpu) in guest.micro.state.vcpus().zip(cpus.iter().cycle()) {
-        pin(vcpu.tid, cpu)?;
-    }
+    pin_vcpus(&guest, cpus)?;
     Ok(guest)
-}
-
-fn pin(tid: i32, cpu: u32) -> Result<()> {
-    let mut set = CpuSet::new();
-    set.set(cpu as usize)?;
-    Ok(sched_setaffinity(Pid::from_raw(tid), &set)?)
 }
 
 /// What a vCPU did since it began, without the observer's help.
@@ -177,9 +167,7 @@ fn host_part_s(cpus: &[u32]) -> Result<f64> {
         .vcpu("loop: timer 100us; compute 200us");
     spec.hlt_passthrough = true;
     let guest = Guest::start_on(&spec, cpus)?;
-    for (vcpu, &cpu) in guest.micro.state.vcpus().zip(cpus) {
-        pin(vcpu.tid, cpu)?;
-    }
+    pin_vcpus(&guest, cpus)?;
     let passes = || {
         Ok(guest
             .micro

@@ -27,7 +27,9 @@ use cohort_lab::inside::process::start;
 use cohort_lab::inside::windows::LOGS;
 use cohort_lab::outside::machine::Kind;
 use cohort_micro::Spec;
+use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::signal::Signal;
+use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 
 /// A stall this long ends the scheduler in every test, well below the default.
@@ -153,6 +155,20 @@ impl Subject for Guest {
     fn usage_us(&self) -> Result<u64> {
         self.cgroup().usage_us()
     }
+}
+
+/// Binds thread `tid` to `cpu`.
+pub fn pin(tid: i32, cpu: u32) -> Result<()> {
+    let mut only = CpuSet::new();
+    only.set(cpu as usize)?;
+    Ok(sched_setaffinity(Pid::from_raw(tid), &only)?)
+}
+
+/// Binds each vCPU of `guest` to one of `cpus`, in their order, from the first again where there are more vCPUs.
+pub fn pin_vcpus(guest: &Guest, cpus: &[u32]) -> Result<()> {
+    let vcpus = guest.micro.state.vcpus();
+    let mut places = vcpus.zip(cpus.iter().cycle());
+    places.try_for_each(|(vcpu, &cpu)| pin(vcpu.tid, cpu))
 }
 
 /// Two vCPUs that sleep and wake each other.

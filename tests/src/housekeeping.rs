@@ -8,12 +8,10 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use cohort::wait::wait_for;
 use cohort_micro::Spec;
-use nix::sched::{CpuSet, sched_setaffinity};
-use nix::unistd::Pid;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, PATIENCE, Subject, back_to_stock, gained, lab, start_cohort,
+    Guest, HostLoad, PATIENCE, Subject, back_to_stock, gained, lab, pin_vcpus, start_cohort,
     start_cohort_with, stop_cohort, vcpu_of, watch,
 };
 
@@ -73,11 +71,7 @@ fn pinned(programs: &[&str]) -> Result<Guest> {
             .iter()
             .fold(spec, |spec, program| spec.vcpu(*program)),
     )?;
-    for (vcpu, &cpu) in guest.micro.state.vcpus().zip(&cpus) {
-        let mut only = CpuSet::new();
-        only.set(cpu as usize)?;
-        sched_setaffinity(Pid::from_raw(vcpu.tid), &only)?;
-    }
+    pin_vcpus(&guest, &cpus)?;
     Ok(guest)
 }
 
@@ -101,22 +95,52 @@ struct Outcome {
 }
 
 impl Outcome {
-    fn of(what: &str, guest: &Guest, load: &HostLoad, alone: &[u64]) -> Result<Self> {
-        let (work, used_us) = measure(guest, Some(load))?;
-        let part = |(&work, &alone): (&u64, &u64)| match alone {
-            0 => 1.0,
-            alone => work as f64 / alone as f64,
-        };
-        let progress: Vec<f64> = work.iter().zip(alone).map(part).collect();
-        println!("    {what}: progress {progress:.4?}, host's work {used_us} us");
-        Ok(Self { progress, used_us })
-    }
-
     fn least(&self, vcpus: std::ops::Range<usize>) -> f64 {
         self.progress[vcpus]
             .iter()
             .copied()
             .fold(f64::MAX, f64::min)
+    }
+}
+
+/// A guest, and work of the host beside it.
+struct Scene {
+    load: HostLoad,
+    guest: Guest,
+    /// The work of each vCPU in a window without that of the host.
+    alone: Vec<u64>,
+}
+
+impl Scene {
+    /// The work of the host is started when what the guest does alone is known; it is told the guests' CPUs.
+    fn begin(
+        programs: &[&str],
+        start_work: impl FnOnce(&[u32]) -> Result<HostLoad>,
+    ) -> Result<Self> {
+        let guest = pinned(programs)?;
+        let (alone, _) = measure(&guest, None)?;
+        let load = start_work(&lab()?.guest_cpus)?;
+        Ok(Self { load, guest, alone })
+    }
+
+    /// What comes of it under the `scheduler` that is there.
+    fn outcome(&self, scheduler: &str) -> Result<Outcome> {
+        let (work, used_us) = measure(&self.guest, Some(&self.load))?;
+        let part = |(&work, &alone): (&u64, &u64)| match alone {
+            0 => 1.0,
+            alone => work as f64 / alone as f64,
+        };
+        let progress: Vec<f64> = work.iter().zip(&self.alone).map(part).collect();
+        println!("    {scheduler}: progress {progress:.4?}, host's work {used_us} us");
+        Ok(Outcome { progress, used_us })
+    }
+
+    fn under_cohort(&self, options: &[&str]) -> Result<Outcome> {
+        let cohort = start_cohort_with(options)?;
+        sleep(NOTICED);
+        let outcome = self.outcome("Cohort")?;
+        stop_cohort(cohort)?;
+        Ok(outcome)
     }
 }
 
@@ -126,18 +150,11 @@ fn compare(
     start_work: impl FnOnce(&[u32]) -> Result<HostLoad>,
 ) -> Result<(Outcome, Outcome)> {
     back_to_stock()?;
-    let guest = pinned(programs)?;
-    let (alone, _) = measure(&guest, None)?;
-    let load = start_work(&lab()?.guest_cpus)?;
+    let scene = Scene::begin(programs, start_work)?;
     wait_for("the host's work", PATIENCE, || {
-        Ok((load.usage_us()? > 300_000).then_some(()))
+        Ok((scene.load.usage_us()? > 300_000).then_some(()))
     })?;
-    let stock = Outcome::of("stock", &guest, &load, &alone)?;
-    let cohort = start_cohort()?;
-    sleep(NOTICED);
-    let with_cohort = Outcome::of("Cohort", &guest, &load, &alone)?;
-    stop_cohort(cohort)?;
-    Ok((stock, with_cohort))
+    Ok((scene.outcome("stock")?, scene.under_cohort(&[])?))
 }
 
 /// One half of the vCPUs works and the other is halted, and there are as many tasks as halted vCPUs. On 16 CPUs this is the
@@ -172,26 +189,11 @@ fn beside_working_vcpus() -> Result<()> {
     Ok(())
 }
 
-/// Beside work that is started by `start_work`, under Cohort alone.
-fn with_cohort(
-    programs: &[&str],
-    options: &[&str],
-    start_work: impl FnOnce(&[u32]) -> Result<HostLoad>,
-) -> Result<Outcome> {
-    let guest = pinned(programs)?;
-    let (alone, _) = measure(&guest, None)?;
-    let load = start_work(&lab()?.guest_cpus)?;
-    let cohort = start_cohort_with(options)?;
-    sleep(NOTICED);
-    let outcome = Outcome::of("Cohort", &guest, &load, &alone)?;
-    stop_cohort(cohort)?;
-    Ok(outcome)
-}
-
 fn bound_to_some() -> Result<()> {
-    let outcome = with_cohort(&[WORKS, WORKS, HALTS, HALTS], &[], |cpus| {
+    let scene = Scene::begin(&[WORKS, WORKS, HALTS, HALTS], |cpus| {
         HostLoad::start("work", &[0; 2], &cpus[1..])
     })?;
+    let outcome = scene.under_cohort(&[])?;
     ensure!(outcome.least(0..2) >= 0.999);
     ensure!(outcome.used_us as f64 >= 0.98 * 2.0 * WINDOW.as_micros() as f64);
     Ok(())
@@ -244,11 +246,10 @@ fn beside_other_vms() -> Result<()> {
 }
 
 fn without() -> Result<()> {
-    let outcome = with_cohort(
-        &[WORKS, WORKS, HALTS, HALTS],
-        &["--off", "halted"],
-        |cpus| HostLoad::start("work", &[0; 2], cpus),
-    )?;
+    let scene = Scene::begin(&[WORKS, WORKS, HALTS, HALTS], |cpus| {
+        HostLoad::start("work", &[0; 2], cpus)
+    })?;
+    let outcome = scene.under_cohort(&["--off", "halted"])?;
     ensure!(outcome.least(0..2) < 0.9);
     Ok(())
 }

@@ -16,14 +16,14 @@ use cohort::wait::wait_for;
 use cohort_lab::inside::cgroup::CpuMax;
 use cohort_lab::inside::hooks::{COUNTING, Programs, costs_within, print};
 use cohort_micro::Spec;
-use nix::sched::{CpuSet, sched_setaffinity};
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, PATIENCE, Setting, Watch, back_to_stock, busy, lab, locked, refused,
-    refused_without_root, schedstat_ns, sleepy, start_cohort, stop_cohort, vcpus_of, watch,
+    Guest, HostLoad, PATIENCE, Setting, Watch, back_to_stock, busy, lab, locked, pin_vcpus,
+    refused, refused_without_root, schedstat_ns, sleepy, start_cohort, stop_cohort, vcpus_of,
+    watch,
 };
 
 pub const TESTS: &[Test] = &[
@@ -353,11 +353,7 @@ fn ipi_to_run() -> Result<()> {
     let cpus = lab()?.guest_cpus;
     let guest = Guest::start(&spec)?;
     let state = &guest.micro.state;
-    for (vcpu, &cpu) in state.vcpus().zip(&cpus) {
-        let mut set = CpuSet::new();
-        set.set(cpu as usize)?;
-        sched_setaffinity(Pid::from_raw(vcpu.tid), &set)?;
-    }
+    pin_vcpus(&guest, &cpus)?;
     // Lets it send for so many seconds: time from sending to the handler, TSC ticks in sum; IPIs; ticks per ms.
     let send = |seconds: u64| -> Result<(f64, f64, f64)> {
         let before = state.vcpu(0);
