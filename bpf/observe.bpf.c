@@ -504,6 +504,15 @@ int look_at_running(void *ctx)
 	return 0;
 }
 
+/* Does @p still run the vCPU that @o tells of? A VMM may have another thread do that,
+ * or have closed the VM: then this reads what is there instead. */
+static bool is_its_thread(struct task_struct *p, struct observed *o)
+{
+	struct kvm_vcpu___kvm *vcpu = (void *)o->vcpu;
+
+	return kvm_read(vcpu, pid) == p->thread_pid;
+}
+
 /* Writes the counters of each vCPU there is, one after the other. */
 SEC("iter/task")
 int read_vcpus(struct bpf_iter__task *ctx)
@@ -516,7 +525,7 @@ int read_vcpus(struct bpf_iter__task *ctx)
 	if (!p || p->exit_state)
 		return 0;
 	o = lookup(p);
-	if (!o || !o->counters.kvm)
+	if (!o || !o->counters.kvm || !is_its_thread(p, o))
 		return 0;
 	v = &o->counters;
 	vcpu = vcpu_now(p, o);

@@ -8,18 +8,25 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use cohort::view::{HaltedBy, HostView};
+use cohort::view::{HaltedBy, HostView, VcpuView};
 use cohort_lab::inside::hooks::{COUNTING, costs_within, print};
 use cohort_micro::Spec;
 
 use crate::Test;
-use crate::host::{Guest, Setting, Watch, gained, lab, pin, pin_vcpus, vcpu_of};
+use crate::host::{
+    Guest, HALT_POLL_NS, Setting, Watch, gained, lab, pin, pin_vcpus, schedstat_ns, vcpu_of,
+};
 
 pub const TESTS: &[Test] = &[
     ("halted_time_is_true_where_hlt_does_not_exit", on_their_cpus),
     ("halted_time_is_true_where_hlt_exits", by_exits),
+    (
+        "halted_time_is_true_where_hlt_exits_after_microseconds",
+        by_short_exits,
+    ),
     ("vcpus_that_share_a_cpu_have_each_their_own", share_a_cpu),
     ("a_vcpu_that_moves_between_cpus_loses_nothing", moves),
+    ("a_vcpu_that_another_thread_runs_goes_on_there", handed_over),
     ("a_cpu_that_was_offline_is_read_again", offline_and_online),
     ("what_it_costs_is_accounted_for", accounted_for),
 ];
@@ -65,6 +72,8 @@ fn start(name: &str, passed_through: bool, duties: &[Duty], cpus: &[u32]) -> Res
 struct Count {
     /// In guest mode by the kernel's account, which has interrupts of the host in it, s.
     in_guest: f64,
+    /// Had a CPU or waited for one, s.
+    awake: f64,
     cycles: u64,
     switches: u64,
 }
@@ -82,8 +91,10 @@ impl Count {
         let switches = status.lines().filter(|line| line.contains("ctxt_switches"));
         let switches =
             switches.filter_map(|line| line.split_whitespace().nth(1)?.parse::<u64>().ok());
+        let (ran_ns, waited_ns) = schedstat_ns(counters.tid as u32)?;
         Ok(Self {
             in_guest: guest_time / CLOCK_TICKS,
+            awake: (ran_ns + waited_ns) as f64 / 1e9,
             cycles: counters.progress,
             switches: switches.sum(),
         })
@@ -94,6 +105,7 @@ impl Count {
 struct Truth {
     elapsed_s: f64,
     in_guest_s: f64,
+    awake_s: f64,
     cycles: f64,
     /// In which it worked by its own clock, if nothing came between.
     worked_s: f64,
@@ -104,6 +116,12 @@ impl Truth {
     /// In guest mode and not at work, %.
     fn idle_in_guest_pct(&self) -> f64 {
         100.0 * (self.in_guest_s - self.worked_s) / self.elapsed_s
+    }
+
+    /// Asleep in the host by the kernel's account, %. Right for a vCPU that is switched often: what one does until it is
+    /// switched is not in that account yet.
+    fn asleep_pct(&self) -> f64 {
+        100.0 * (1.0 - self.awake_s / self.elapsed_s)
     }
 
     /// Not at work, but for `host_s` of the host's work in each cycle, %.
@@ -151,6 +169,7 @@ fn watch(
         Truth {
             elapsed_s,
             in_guest_s: after.in_guest - before.in_guest,
+            awake_s: after.awake - before.awake,
             cycles,
             worked_s: cycles * work_s,
             switches: after.switches - before.switches,
@@ -200,6 +219,11 @@ fn assert_true(what: &str, seen_pct: f64, truth_pct: f64) -> Result<()> {
     Ok(())
 }
 
+/// All phases of a vCPU together, %.
+fn known_pct(seen: &VcpuView) -> f64 {
+    seen.run_pct + seen.ready_pct + seen.limited_pct + seen.halted_pct + seen.away_pct
+}
+
 /// Where HLT does not exit: against `truth_pct`, a part of the time by vCPU.
 fn assert_halted(view: &HostView, guest: &Guest, duties: &[Duty], truth_pct: &[f64]) -> Result<()> {
     ensure!(
@@ -209,9 +233,11 @@ fn assert_halted(view: &HostView, guest: &Guest, duties: &[Duty], truth_pct: &[f
     );
     for (vcpu, duty) in duties.iter().enumerate() {
         let seen = vcpu_of(view, guest, vcpu as u32)?;
-        let phases =
-            seen.run_pct + seen.ready_pct + seen.limited_pct + seen.halted_pct + seen.away_pct;
-        ensure!((phases - 100.0).abs() < 0.1, "phases add up to {phases} %");
+        let known_pct = known_pct(seen);
+        ensure!(
+            (known_pct - 100.0).abs() < 0.1,
+            "phases add up to {known_pct} %"
+        );
         ensure!(seen.halted_by == HaltedBy::Mperf.word());
         ensure!(
             seen.halted_unread_pct == 0.0,
@@ -300,6 +326,27 @@ fn by_exits() -> Result<()> {
     Ok(())
 }
 
+/// Cycles so short that the host's part of them is large; so against the kernel's account of when the threads slept.
+fn by_short_exits() -> Result<()> {
+    let _polling = Setting::set(HALT_POLL_NS, "0")?;
+    let duties = [
+        duty(50, 100),
+        duty(10, 100),
+        duty(1, 1_000),
+        duty(50, 1_000),
+        duty(90, 1_000),
+        duty(99, 10_000),
+    ];
+    let guest = start("exits", false, &duties, &tickless()?)?;
+    let (view, truth) = watch(&guest, 2, || ())?;
+    for (vcpu, duty) in duties.iter().enumerate() {
+        let seen = vcpu_of(&view, &guest, vcpu as u32)?;
+        let what = format!("{} % of {} us", duty.percent, duty.cycle_us);
+        assert_true(&what, seen.halted_pct, truth[vcpu].asleep_pct())?;
+    }
+    Ok(())
+}
+
 /// Against time in guest mode, as each of them has the CPU for parts of the time only. The kernel counts its interrupts
 /// there; cycles are so long that they are few.
 fn share_a_cpu() -> Result<()> {
@@ -332,6 +379,39 @@ fn moves() -> Result<()> {
     let migrations = vcpu_of(&view, &guest, 0)?.migrations;
     ensure!(migrations > 20, "it has moved {migrations} times");
     assert_halted(&view, &guest, &duties, &[truth[0].idle_in_guest_pct()])
+}
+
+/// As when a vCPU is unplugged and plugged again. In the window in which that happens the new thread counts from its
+/// beginning; the former one, which is still there, counts no more.
+fn handed_over() -> Result<()> {
+    let duties = [duty(50, 10_000); 2];
+    let cpus = tickless()?;
+    for passed_through in [true, false] {
+        let guest = start("handed-over", passed_through, &duties, &cpus)?;
+        let watch = Watch::begin(3, 1)?;
+        watch.window()?;
+        guest.micro.hand_over()?;
+        pin_vcpus(&guest, &cpus)?;
+        let meanwhile = watch.window()?;
+        let after = watch.window()?;
+        for (what, view, least_known_pct, tolerance_pct) in [
+            ("meanwhile", &meanwhile, 90.0, 5.0),
+            ("after", &after, 99.9, TOLERANCE_PCT),
+        ] {
+            for vcpu in 0..2 {
+                let seen = vcpu_of(view, &guest, vcpu)?;
+                let (known_pct, halted_pct) = (known_pct(seen), seen.halted_pct + seen.poll_pct);
+                println!(
+                    "    {what}: vCPU {vcpu} is halted for {halted_pct:.2} % of {known_pct:.2} %"
+                );
+                ensure!(
+                    (least_known_pct..100.1).contains(&known_pct)
+                        && (halted_pct - 50.0).abs() < tolerance_pct
+                );
+            }
+        }
+    }
+    Ok(())
 }
 
 fn offline_and_online() -> Result<()> {

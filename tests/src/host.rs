@@ -276,6 +276,9 @@ impl Subject for HostLoad {
     }
 }
 
+/// For how long at most KVM polls for work before a vCPU sleeps, ns; for a [`Setting`].
+pub const HALT_POLL_NS: &str = "/sys/module/kvm/parameters/halt_poll_ns";
+
 /// A file of the kernel that has another content until this is dropped.
 pub struct Setting {
     path: String,

@@ -5,14 +5,15 @@
 use std::thread::sleep;
 use std::time::Duration;
 
-use anyhow::{Result, ensure};
+use anyhow::{Result, bail, ensure};
 use cohort::wait::wait_for;
+use cohort_lab::inside::hooks::{COUNTING, costs_within, print};
 use cohort_micro::Spec;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, PATIENCE, Subject, back_to_stock, gained, lab, pin_vcpus, start_cohort,
-    start_cohort_with, stop_cohort, vcpu_of, watch,
+    Guest, HostLoad, PATIENCE, Setting, Subject, back_to_stock, gained, lab, pin_vcpus,
+    start_cohort, start_cohort_with, stop_cohort, vcpu_of, watch,
 };
 
 pub const TESTS: &[Test] = &[
@@ -44,9 +45,11 @@ pub const TESTS: &[Test] = &[
         "without_the_mechanism_vcpus_that_work_lose_as_much_as_those_that_halt",
         without,
     ),
+    ("what_it_costs_the_scheduler", accounted_for),
 ];
 
-const WINDOW: Duration = Duration::from_millis(600);
+/// A kernel thread that has a CPU for 0.4 ms once a second is to be less than what is asserted.
+const WINDOW: Duration = Duration::from_secs(1);
 /// A guest settles, and who was placed badly moves.
 const SETTLE: Duration = Duration::from_millis(300);
 /// Cohort looks once a second whether there are such guests.
@@ -59,13 +62,17 @@ const ALTERNATES: &str =
 
 /// A guest whose vCPU number n has the nth of the guests' CPUs to itself, as far as the guest is concerned.
 fn pinned(programs: &[&str]) -> Result<Guest> {
+    pinned_guest(Spec::new("pinned").hlt_passthrough(), programs)
+}
+
+/// The same with other exits.
+fn pinned_guest(spec: Spec, programs: &[&str]) -> Result<Guest> {
     let cpus = lab()?.guest_cpus;
     ensure!(
         cpus.len() >= programs.len(),
         "boot the lab with --cpus {}",
         programs.len()
     );
-    let spec = Spec::new("pinned").hlt_passthrough();
     let guest = Guest::start(
         &programs
             .iter()
@@ -252,5 +259,40 @@ fn without() -> Result<()> {
     })?;
     let outcome = scene.under_cohort(&["--off", "halted"])?;
     ensure!(outcome.least(0..2) < 0.9);
+    Ok(())
+}
+
+/// Four vCPUs that alternate between work and halt, and a task that computes: what all of Cohort's programs take in a
+/// second.
+fn accounted_for() -> Result<()> {
+    const MOST_MORE_MS: f64 = 10.0;
+    let _counted = Setting::set(COUNTING, "1")?;
+    let mut costs_ms = Vec::new();
+    for (what, spec) in [
+        ("exits", Spec::new("exits")),
+        (
+            "passed through",
+            Spec::new("passed-through").hlt_passthrough(),
+        ),
+    ] {
+        let _guest = pinned_guest(spec, &[ALTERNATES; 4])?;
+        let _work = HostLoad::start("work", &[0], &lab()?.guest_cpus)?;
+        for options in [&[][..], &["--off", "halted"]] {
+            let cohort = start_cohort_with(options)?;
+            sleep(NOTICED);
+            let (costs, seconds) = costs_within(cohort.pid(), WINDOW)?;
+            stop_cohort(cohort)?;
+            println!("    HLT {what}, cohort run {}:", options.join(" "));
+            print(&costs, seconds);
+            let took_ns: u64 = costs.iter().map(|cost| cost.took_ns).sum();
+            costs_ms.push(took_ns as f64 / 1e6 / seconds);
+        }
+    }
+    println!("    {costs_ms:.2?} ms of lab time per second");
+    let [exits, exits_without, passed, passed_without] = costs_ms[..] else {
+        bail!("not four costs");
+    };
+    ensure!(exits < 1.03 * exits_without);
+    ensure!(passed < passed_without + MOST_MORE_MS);
     Ok(())
 }

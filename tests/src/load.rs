@@ -17,7 +17,7 @@ use serde_json::Value;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, PATIENCE, Setting, busy, cohort_stats, lab, locked, refused,
+    Guest, HALT_POLL_NS, HostLoad, PATIENCE, Setting, busy, cohort_stats, lab, locked, refused,
     refused_without_root, start_cohort, start_cohort_patiently, stop_cohort, vcpus_of, vm_stats,
     watch,
 };
@@ -225,7 +225,7 @@ fn findings(exit: Exit) -> Result<BTreeMap<String, (String, String)>> {
 
 /// A host that polls after halts and has a VM with a cap, then the same mended.
 fn examined() -> Result<()> {
-    let polling = Setting::set("/sys/module/kvm/parameters/halt_poll_ns", "200000")?;
+    let polling = Setting::set(HALT_POLL_NS, "200000")?;
     let guest = Guest::busy("capped", 4)?;
     guest.cgroup().set_max(CpuMax::Quota {
         quota_us: 20_000,
@@ -257,7 +257,7 @@ fn examined() -> Result<()> {
     );
     drop(polling);
     drop(guest);
-    let _none = Setting::set("/sys/module/kvm/parameters/halt_poll_ns", "0")?;
+    let _none = Setting::set(HALT_POLL_NS, "0")?;
     let cohort = start_cohort()?;
     let found = findings(Exit::Success)?;
     ensure!(found["scheduler"].1 == "Cohort runs", "{found:?}");

@@ -11,7 +11,8 @@ use cohort_micro::{Quantity, Spec, calibrate, vmm};
 /// Runs a virtual machine without a kernel, whose vCPUs run short programs under KVM.
 ///
 /// Ends on SIGTERM, SIGINT or after --seconds with exit code 0, and prints one line of JSON with the totals. A vCPU that
-/// cannot go on, or a guest that cannot start, is exit code 1 and a sentence on the standard error.
+/// cannot go on, or a guest that cannot start, is exit code 1 and a sentence on the standard error. At SIGUSR1 a new
+/// thread takes each vCPU over.
 #[derive(Parser)]
 #[command(version, after_help = LANGUAGE)]
 struct Arguments {

@@ -343,6 +343,26 @@ impl Running {
         self.state.pid()
     }
 
+    /// Has a new thread take each vCPU over, and waits until all have; the former threads sleep from then on.
+    pub fn hand_over(&self) -> Result<()> {
+        let tids = || -> Vec<i32> { self.state.vcpus().map(|vcpu| vcpu.tid).collect() };
+        let before = tids();
+        kill(Pid::from_raw(self.pid()), Signal::SIGUSR1).context("the guest is gone")?;
+        let deadline = Instant::now() + PATIENCE;
+        while tids()
+            .iter()
+            .zip(&before)
+            .any(|(now, before)| now == before)
+        {
+            ensure!(
+                Instant::now() < deadline,
+                "the guest's vCPUs have had the same threads for {PATIENCE:?}"
+            );
+            std::thread::sleep(POLL_INTERVAL);
+        }
+        Ok(())
+    }
+
     /// Ends the guest as an operator would (SIGTERM); its totals.
     pub fn stop(mut self) -> Result<Totals> {
         let mut child = self.child.take().context("the guest was stopped already")?;

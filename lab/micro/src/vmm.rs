@@ -1,6 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Runs one guest in this process: a thread per vCPU, named as QEMU names them, until a signal, a time or a failure.
 //!
+//! At SIGUSR1 a new thread takes each vCPU over, and those that had them sleep from then on.
+//!
 //! vCPU threads are never joined. Their loop has nothing to clean up, and the end of the process takes each of them out
 //! of KVM whatever it does; so the guest ends the same way after SIGTERM as after SIGKILL.
 //!
@@ -12,6 +14,7 @@ use std::fs::{File, OpenOptions};
 use std::io::ErrorKind;
 use std::os::fd::{AsFd, FromRawFd, OwnedFd};
 use std::path::{Path, PathBuf};
+use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Relaxed, Release};
 use std::sync::{Arc, Barrier, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -23,7 +26,7 @@ use nix::fcntl::{Flock, FlockArg};
 use nix::poll::{PollFd, PollFlags, PollTimeout, poll};
 use nix::sys::eventfd::{EfdFlags, EventFd};
 use nix::sys::memfd::{MFdFlags, memfd_create};
-use nix::sys::signal::{SigSet, Signal};
+use nix::sys::signal::{SaFlags, SigAction, SigHandler, SigSet, Signal, sigaction};
 use nix::sys::signalfd::{SfdFlags, SignalFd};
 use serde::{Deserialize, Serialize};
 
@@ -117,9 +120,18 @@ pub fn run(spec: &Spec, parent: Option<i32>) -> Result<Totals> {
         false => Vec::new(),
     };
     let failure = Arc::new(Failure::new()?);
-    let start = start_vcpus(machine.vcpus, state, &failure)?;
+    let vcpus = Vcpus::start(machine.vcpus, state, &failure)?;
+    let start = Instant::now();
     file.publish()?;
-    let end = stop.wait(spec.seconds.map(Duration::from_secs), &failure)?;
+    let deadline = spec
+        .seconds
+        .map(|seconds| start + Duration::from_secs(seconds));
+    let end = loop {
+        match stop.wait(deadline, &failure)? {
+            Event::HandOver => vcpus.hand_over()?,
+            Event::End(end) => break end,
+        }
+    };
     if let (End::ParentGone, Some(path)) = (end, &spec.state) {
         // The parent would have removed it, had it not been killed. An error means that somebody else did.
         let _ = std::fs::remove_file(path);
@@ -307,7 +319,15 @@ enum End {
     ParentGone,
 }
 
-/// What ends a guest from outside.
+/// What a guest's main thread waits for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Event {
+    End(End),
+    /// Other threads are to take the vCPUs over.
+    HandOver,
+}
+
+/// What a guest is told from outside.
 struct StopSignals {
     signals: SignalFd,
     parent: Option<OwnedFd>,
@@ -315,7 +335,7 @@ struct StopSignals {
 
 impl StopSignals {
     fn block(parent: Option<i32>) -> Result<Self> {
-        let mask = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT]);
+        let mask = SigSet::from_iter([Signal::SIGTERM, Signal::SIGINT, Signal::SIGUSR1]);
         mask.thread_block().context("signals cannot be blocked")?;
         let signals = SignalFd::with_flags(&mask, SfdFlags::SFD_CLOEXEC)
             .context("no signal descriptor can be made")?;
@@ -323,9 +343,8 @@ impl StopSignals {
         Ok(Self { signals, parent })
     }
 
-    /// Returns when the guest is to end; an error if a vCPU has failed.
-    fn wait(&self, time: Option<Duration>, failure: &Failure) -> Result<End> {
-        let deadline = time.map(|time| Instant::now() + time);
+    /// Returns what has come, `deadline` among it; an error if a vCPU has failed.
+    fn wait(&self, deadline: Option<Instant>, failure: &Failure) -> Result<Event> {
         loop {
             let mut descriptors = vec![
                 PollFd::new(failure.event.as_fd(), PollFlags::POLLIN),
@@ -343,13 +362,22 @@ impl StopSignals {
             }
             let has_come =
                 |descriptor: Option<&PollFd>| descriptor.and_then(PollFd::any) == Some(true);
-            if has_come(descriptors.get(1))
-                || deadline.is_some_and(|deadline| Instant::now() >= deadline)
-            {
-                return Ok(End::Asked);
+            if has_come(descriptors.get(1)) {
+                let signal = self
+                    .signals
+                    .read_signal()
+                    .context("a signal cannot be read")?;
+                let number = signal.map(|signal| signal.ssi_signo as i32);
+                return Ok(match number {
+                    Some(libc::SIGUSR1) => Event::HandOver,
+                    _ => Event::End(End::Asked),
+                });
+            }
+            if deadline.is_some_and(|deadline| Instant::now() >= deadline) {
+                return Ok(Event::End(End::Asked));
             }
             if has_come(descriptors.get(2)) {
-                return Ok(End::ParentGone);
+                return Ok(Event::End(End::ParentGone));
             }
         }
     }
@@ -377,43 +405,117 @@ fn watch_process(pid: i32) -> Result<OwnedFd> {
     Ok(unsafe { OwnedFd::from_raw_fd(fd as i32) })
 }
 
-/// Starts all vCPUs at the same time, after each thread has told its id; when that was.
-fn start_vcpus(
-    vcpus: Vec<VcpuFd>,
+/// Ends a KVM_RUN, and does nothing else.
+const KICK: Signal = Signal::SIGUSR2;
+const KICK_PERIOD: Duration = Duration::from_millis(1);
+
+/// One vCPU, and who runs it.
+struct Vcpu {
+    /// Locked by the thread that runs it.
+    fd: Mutex<VcpuFd>,
+    /// That thread is to leave it.
+    leave: AtomicBool,
+}
+
+/// The vCPUs of a guest, each with a thread that runs it.
+struct Vcpus {
+    each: Vec<Arc<Vcpu>>,
     state: &'static State,
-    failure: &Arc<Failure>,
-) -> Result<Instant> {
-    let start = Arc::new(Barrier::new(vcpus.len() + 1));
-    for (index, mut vcpu) in vcpus.into_iter().enumerate() {
-        let (start, failure) = (Arc::clone(&start), Arc::clone(failure));
+    failure: Arc<Failure>,
+}
+
+impl Vcpus {
+    /// Starts all vCPUs at the same time, after each thread has told its id.
+    fn start(fds: Vec<VcpuFd>, state: &'static State, failure: &Arc<Failure>) -> Result<Self> {
+        make_kicks_harmless()?;
+        let of = |fd| Vcpu {
+            fd: Mutex::new(fd),
+            leave: AtomicBool::new(false),
+        };
+        let vcpus = Self {
+            each: fds.into_iter().map(|fd| Arc::new(of(fd))).collect(),
+            state,
+            failure: Arc::clone(failure),
+        };
+        let start = Arc::new(Barrier::new(vcpus.each.len() + 1));
+        for index in 0..vcpus.each.len() {
+            let start = Arc::clone(&start);
+            vcpus.start_thread(index, move || {
+                start.wait();
+            })?;
+        }
+        start.wait();
+        Ok(vcpus)
+    }
+
+    /// Starts a thread that runs vCPU `index` once no other one does, after it has told its id and done `begin`.
+    fn start_thread(&self, index: usize, begin: impl FnOnce() + Send + 'static) -> Result<()> {
+        let vcpu = Arc::clone(&self.each[index]);
+        let (state, failure) = (self.state, Arc::clone(&self.failure));
         let body = move || {
-            state
-                .vcpu_ref(index)
-                .tid
-                .store(nix::unistd::gettid().as_raw() as u64, Release);
-            start.wait();
-            let message = run_vcpu(&mut vcpu, index, state);
-            state
-                .vcpu_ref(index)
-                .run_state
-                .store(RunState::Failed.to_word(), Relaxed);
-            failure.report(message);
+            let mut fd = vcpu.fd.lock().unwrap_or_else(PoisonError::into_inner);
+            vcpu.leave.store(false, Relaxed);
+            let tid = nix::unistd::gettid().as_raw() as u64;
+            state.vcpu_ref(index).tid.store(tid, Release);
+            begin();
+            if let Some(message) = run_vcpu(&mut fd, &vcpu.leave, index, state) {
+                let run_state = &state.vcpu_ref(index).run_state;
+                run_state.store(RunState::Failed.to_word(), Relaxed);
+                failure.report(message);
+            }
+            drop(fd);
+            loop {
+                std::thread::park();
+            }
         };
         std::thread::Builder::new()
             .name(format!("CPU {index}/KVM"))
             .stack_size(64 << 10)
             .spawn(body)
             .with_context(|| format!("no thread can be made for vCPU {index}"))?;
+        Ok(())
     }
-    start.wait();
-    Ok(Instant::now())
+
+    /// Has a new thread take each vCPU over.
+    fn hand_over(&self) -> Result<()> {
+        for (index, vcpu) in self.each.iter().enumerate() {
+            let tid = || self.state.vcpu(index).tid;
+            let former = tid();
+            self.start_thread(index, || ())?;
+            vcpu.leave.store(true, Relaxed);
+            // A kick that comes just before its KVM_RUN has no effect.
+            while tid() == former {
+                kick(former);
+                std::thread::sleep(KICK_PERIOD);
+            }
+        }
+        Ok(())
+    }
 }
 
-/// Runs a vCPU until it cannot go on; why.
-fn run_vcpu(vcpu: &mut VcpuFd, index: usize, state: &State) -> String {
-    loop {
+fn make_kicks_harmless() -> Result<()> {
+    extern "C" fn nothing(_: i32) {}
+    let action = SigAction::new(
+        SigHandler::Handler(nothing),
+        SaFlags::empty(),
+        SigSet::empty(),
+    );
+    // SAFETY: the handler does nothing.
+    unsafe { sigaction(KICK, &action) }.context("a signal's handler cannot be set")?;
+    Ok(())
+}
+
+/// Ends the KVM_RUN of thread `tid` of this process, if it is inside one.
+fn kick(tid: i32) {
+    // SAFETY: this call takes three integers. The thread is there, as none of them ends.
+    unsafe { libc::syscall(libc::SYS_tgkill, std::process::id(), tid, KICK as i32) };
+}
+
+/// Runs a vCPU until it is to `leave`, or until it cannot go on; why.
+fn run_vcpu(vcpu: &mut VcpuFd, leave: &AtomicBool, index: usize, state: &State) -> Option<String> {
+    while !leave.load(Relaxed) {
         let exit = match vcpu.run() {
-            // A debugger or SIGSTOP interrupted KVM; the guest did nothing.
+            // A kick, a debugger or SIGSTOP interrupted KVM; the guest did nothing.
             Err(error) if error.errno() == libc::EINTR => continue,
             Ok(VcpuExit::Intr) => continue,
             Ok(VcpuExit::IoOut(FAULT_PORT, _)) => exception(state, index),
@@ -430,10 +532,11 @@ fn run_vcpu(vcpu: &mut VcpuFd, index: usize, state: &State) -> String {
             .get_regs()
             .map_or("unknown rip".into(), |regs| format!("rip {:#x}", regs.rip));
         let step = state.vcpu_ref(index).step.load(Relaxed);
-        return format!(
+        return Some(format!(
             "vCPU {index} cannot go on in step {step} of its program: {exit}, at {rip}"
-        );
+        ));
     }
+    None
 }
 
 fn exception(state: &State, index: usize) -> String {
@@ -489,8 +592,9 @@ mod tests {
         let failure = Failure::new().unwrap();
         let stop = StopSignals::block(Some(std::process::id() as i32)).unwrap();
         assert_eq!(
-            stop.wait(Some(Duration::from_millis(5)), &failure).unwrap(),
-            End::Asked
+            stop.wait(Some(Instant::now() + Duration::from_millis(5)), &failure)
+                .unwrap(),
+            Event::End(End::Asked)
         );
         failure.report("first".into());
         failure.report("second".into());
@@ -507,7 +611,7 @@ mod tests {
         parent.kill().unwrap();
         assert_eq!(
             stop.wait(None, &Failure::new().unwrap()).unwrap(),
-            End::ParentGone
+            Event::End(End::ParentGone)
         );
         parent.wait().unwrap();
     }
