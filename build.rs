@@ -17,16 +17,25 @@ const READ_FROM_BYTES: [&str; 7] = [
     "vcpu_waits",
 ];
 
-/// Derives for them that any bytes are a value. bytemuck refuses that for a struct with a field of which it is not true.
-#[derive(Debug)]
-struct AnyBitPattern;
+/// Those that are given to it as bytes.
+const GIVEN_AS_BYTES: [&str; 1] = ["cgroup_cap"];
 
-impl ParseCallbacks for AnyBitPattern {
+/// Derives for them that any bytes are a value, and that all their bytes are. bytemuck refuses that for a struct of which it
+/// is not true.
+#[derive(Debug)]
+struct Bytes;
+
+impl ParseCallbacks for Bytes {
     fn add_derives(&self, of: &DeriveInfo<'_>) -> Vec<String> {
-        match READ_FROM_BYTES.contains(&of.name) {
-            true => vec![String::from("bytemuck::AnyBitPattern")],
-            false => Vec::new(),
+        let mut derives = Vec::new();
+        let given = GIVEN_AS_BYTES.contains(&of.name);
+        if given || READ_FROM_BYTES.contains(&of.name) {
+            derives.push(String::from("bytemuck::AnyBitPattern"));
         }
+        if given {
+            derives.push(String::from("bytemuck::NoUninit"));
+        }
+        derives
     }
 }
 
@@ -42,7 +51,7 @@ fn main() {
     bindgen::Builder::default()
         .header("bpf/intf.h")
         .clang_args(["-target", "bpf"])
-        .parse_callbacks(Box::new(AnyBitPattern))
+        .parse_callbacks(Box::new(Bytes))
         .generate()
         .expect("the types of bpf/intf.h cannot be told from it")
         .write_to_file(Path::new(&folder).join("bpf_intf.rs"))

@@ -27,6 +27,9 @@ struct {
 	__type(value, struct halt_clock);
 } halt_clocks SEC(".maps");
 
+/* Events can be read in each program of this object; set by Rust. */
+const volatile bool reads_counters = true;
+
 /* A vCPU has been seen that halts on its CPU; read by Rust. */
 u32 halts_seen;
 
@@ -57,10 +60,10 @@ static inline bool read_mperf(struct bpf_perf_event_value *value)
 /* Reads this CPU's MPERF for @count at @now. */
 static inline void halt_read(struct halt_count *count, u64 now)
 {
-	struct bpf_perf_event_value value;
+	struct bpf_perf_event_value value = {};
 
 	count->since_ns = now;
-	count->is_read = read_mperf(&value);
+	count->is_read = reads_counters && read_mperf(&value);
 	count->counted_ns = value.running;
 	count->cycles = value.counter;
 }
@@ -106,6 +109,18 @@ static inline u64 halt_counts(struct halt_count *count, u64 now, bool on)
 	return halted_ns;
 }
 
+/* Until when a CPU is kept busy, and what the time was last; ns. */
+struct busy_wait {
+	u64 until_ns;
+	u64 now_ns;
+};
+
+static long wait_on(u32 i, struct busy_wait *wait)
+{
+	wait->now_ns = bpf_ktime_get_ns();
+	return wait->now_ns >= wait->until_ns;
+}
+
 /*
  * Measures the rate of this CPU's MPERF, once: the CPU is kept busy for a moment, and
  * cannot halt, as Rust has this run there by an interrupt. Returns 0 if it did;
@@ -116,19 +131,15 @@ int calibrate_mperf(void *ctx)
 {
 	struct bpf_perf_event_value begin, end;
 	struct halt_clock *clock = this_halt_clock();
-	u64 begin_ns = bpf_ktime_get_ns(), end_ns;
-	int i;
+	u64 begin_ns = bpf_ktime_get_ns();
+	struct busy_wait wait = { .until_ns = begin_ns + HALT_MEASURE_NS };
 
 	if (!clock || !read_mperf(&begin) ||
 	    bpf_ktime_get_ns() - begin_ns > HALT_READ_NS)
 		return 1;
-	end_ns = begin_ns;
-	bpf_for(i, 0, HALT_MEASURE_NS) {
-		end_ns = bpf_ktime_get_ns();
-		if (end_ns - begin_ns >= HALT_MEASURE_NS)
-			break;
-	}
-	if (!read_mperf(&end) || bpf_ktime_get_ns() - end_ns > HALT_READ_NS)
+	bpf_loop(HALT_MEASURE_NS, wait_on, &wait, 0);
+	if (!read_mperf(&end) ||
+	    bpf_ktime_get_ns() - wait.now_ns > HALT_READ_NS)
 		return 1;
 	clock->stopped = end.running == begin.running;
 	if (clock->stopped)

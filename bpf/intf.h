@@ -192,6 +192,14 @@ struct vcpu_waits {
 	u64 resting_ns; /* it was halted, and others had its CPU */
 };
 
+/* cpu.max of a cgroup, as Rust tells it where the kernel does not. */
+struct cgroup_cap {
+	u64 cgroup_id;
+	u64 period_us;
+	u64 quota_us; /* ~0: none */
+	u64 burst_us;
+};
+
 /* What is known of a CPU's MPERF, which counts cycles while that is not halted.
  * Written on that CPU. */
 struct halt_clock {

@@ -92,11 +92,21 @@ struct vcpu_svm___kvm {
 /*
  * What is at @ptr, an address of KVM's at which anything may be; 0 where there is
  * nothing. It is a load, where bpf_probe_read_kernel() would be a call of some 60
- * instructions. The verifier knows no structure of a module, and takes any of the
- * kernel's own for it whose first field is as wide as the widest that is read.
+ * instructions; that is needless from Linux 6.2 on. The verifier knows no structure of
+ * a module, and takes any of the kernel's own for it whose first field is as wide as
+ * the widest that is read.
  */
-#define kvm_at(ptr) \
-	(*(typeof(*(ptr)) *)bpf_core_cast((void *)(ptr), struct rb_node))
+#define kvm_at(ptr)                                                            \
+	({                                                                     \
+		typeof(*(ptr)) at = 0;                                         \
+                                                                               \
+		if (bpf_ksym_exists(bpf_rdonly_cast))                          \
+			at = *(typeof(*(ptr)) *)bpf_core_cast((void *)(ptr),   \
+							      struct rb_node); \
+		else                                                           \
+			bpf_probe_read_kernel(&at, sizeof(at), (ptr));         \
+		at;                                                            \
+	})
 
 /* @field of the structure at @ptr. */
 #define kvm_read(ptr, field)                            \

@@ -107,16 +107,24 @@ static struct observed *lookup(struct task_struct *p)
 	return bpf_task_storage_get(&tasks, p, 0, 0);
 }
 
+/* Linux 6.1 lacks them; Rust does not load there what calls them. */
+struct task_struct *bpf_task_from_pid___weak(s32 pid) __ksym __weak;
+void bpf_task_release___weak(struct task_struct *p) __ksym __weak;
+
 /* The same, of thread @pid. */
 static struct observed *lookup_thread(s32 pid)
 {
-	struct task_struct *p = bpf_task_from_pid(pid);
+	struct task_struct *p;
 	struct observed *o;
 
+	if (!bpf_ksym_exists(bpf_task_from_pid___weak) ||
+	    !bpf_ksym_exists(bpf_task_release___weak))
+		return NULL;
+	p = bpf_task_from_pid___weak(pid);
 	if (!p)
 		return NULL;
 	o = lookup(p);
-	bpf_task_release(p);
+	bpf_task_release___weak(p);
 	return o;
 }
 

@@ -84,6 +84,20 @@ static s32 waiting_place(struct task_struct *p, struct task_ctx *tc,
 	return cpu;
 }
 
+/* The idle CPU that suits @p, which wakes; negative: there is none. */
+static s32 idle_cpu_for(struct task_struct *p, s32 prev_cpu, u64 wake_flags)
+{
+	bool is_idle = false;
+	s32 cpu;
+
+	if (__COMPAT_HAS_scx_bpf_select_cpu_and)
+		return scx_bpf_select_cpu_and(p, prev_cpu, wake_flags,
+					      p->cpus_ptr, 0);
+	/* Needless from Linux 6.16 on. */
+	cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
+	return is_idle ? cpu : -EBUSY;
+}
+
 s32 BPF_STRUCT_OPS(cohort_select_cpu, struct task_struct *p, s32 prev_cpu,
 		   u64 wake_flags)
 {
@@ -93,7 +107,7 @@ s32 BPF_STRUCT_OPS(cohort_select_cpu, struct task_struct *p, s32 prev_cpu,
 	/* A vCPU stays near its memory: its waker's CPU says nothing. */
 	if (tc && tc->is_vcpu)
 		wake_flags &= ~(u64)SCX_WAKE_SYNC;
-	cpu = scx_bpf_select_cpu_and(p, prev_cpu, wake_flags, p->cpus_ptr, 0);
+	cpu = idle_cpu_for(p, prev_cpu, wake_flags);
 	if (cpu < 0)
 		return tc && tc->is_vcpu ? waiting_place(p, tc, prev_cpu)
 					 : prev_cpu;
@@ -797,7 +811,9 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_cgroup_init, struct cgroup *cgrp,
 	g->info.cgroup_id = cgroup_id;
 	if (cgrp->level == 0)
 		root_group = id;
-	set_cap(id, args->bw_period_us, args->bw_quota_us, args->bw_burst_us);
+	if (bpf_core_field_exists(args->bw_period_us))
+		set_cap(id, args->bw_period_us, args->bw_quota_us,
+			args->bw_burst_us);
 	return 0;
 }
 
@@ -844,6 +860,19 @@ void BPF_STRUCT_OPS(cohort_cgroup_set_bandwidth, struct cgroup *cgrp,
 
 	if (id)
 		set_cap(id, period_us, quota_us, burst_us);
+}
+
+/* What the op above does, of a kernel that lacks it; Rust has this run. Needless from
+ * Linux 6.17 on. */
+SEC("?syscall")
+int tell_cap(struct cgroup_cap *cap)
+{
+	u32 *id = bpf_map_lookup_elem(&group_of_cgroup, &cap->cgroup_id);
+
+	if (!id)
+		return -ENOENT;
+	set_cap(*id, cap->period_us, cap->quota_us, cap->burst_us);
+	return 0;
 }
 
 /* With these two the scheduler stays when CPUs come and go. */
@@ -963,6 +992,5 @@ SCX_OPS_DEFINE(
 	.cpu_online = (void *)cohort_cpu_online,
 	.cpu_offline = (void *)cohort_cpu_offline, .init = (void *)cohort_init,
 	.exit = (void *)cohort_exit,
-	.flags = SCX_OPS_ENQ_LAST | SCX_OPS_KEEP_BUILTIN_IDLE |
-		 SCX_OPS_ENQ_MIGRATION_DISABLED,
+	.flags = SCX_OPS_ENQ_LAST | SCX_OPS_KEEP_BUILTIN_IDLE,
 	.timeout_ms = 5000, .name = "cohort");

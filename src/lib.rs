@@ -16,6 +16,7 @@ pub mod entitlement;
 pub mod exceptions;
 pub mod exit;
 pub mod export;
+pub mod features;
 pub mod halt;
 pub mod host;
 pub mod limits;

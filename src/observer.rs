@@ -13,7 +13,7 @@ use crate::host::topology::{self, Domains};
 use crate::host::vm_identity::VmIdentity;
 use crate::observation::{Observation, TakerReading};
 use crate::scheduler::monotonic_ns;
-use crate::sight::{Seen, load_hooks};
+use crate::sight::{Seen, Sight, load_hooks};
 use crate::view::HostView;
 use anyhow::{Context, Result, anyhow};
 use libbpf_rs::query::MapInfoIter;
@@ -22,6 +22,7 @@ use libbpf_rs::{Iter, MapCore, MapFlags, MapHandle, OpenObject};
 use nix::sched::{CpuSet, sched_getaffinity};
 use nix::unistd::Pid;
 use observe::{ObserveSkel, ObserveSkelBuilder};
+use scx_utils::compat::ksym_exists;
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
 use std::io::Read;
@@ -57,7 +58,12 @@ impl<'object> Observer<'object> {
             "KVM is not loaded on this host, so there is nothing to watch. Load it first (modprobe \
              kvm_intel or kvm_amd)",
         )?;
-        let seen = Seen::of(&kvm, hardware_ends_interrupts(&host.sys), &[]);
+        let mut blind = Vec::new();
+        if !ksym_exists("bpf_task_from_pid").unwrap_or(false) {
+            let why = "this kernel does not let BPF programs find threads (Linux 6.2 and later do)";
+            blind.push((Sight::Ipis, why));
+        }
+        let seen = Seen::of(&kvm, hardware_ends_interrupts(&host.sys), &blind);
         let domains = Domains::read(&host.sys)?;
         let skel = load(object, &kvm, &seen, &domains).map_err(|error| {
             let sentence = "the kernel did not accept the observer; has this kernel BTF (/sys/kernel/btf/vmlinux)?";
@@ -212,6 +218,8 @@ fn load<'object>(
         constants.ext_sched_class_addr = kvm.ext_sched_class;
     }
     load_hooks!(open, seen);
+    // What scx's headers bring for schedulers is not needed, and not there without sched_ext.
+    open.progs.scx_lib_init_probe.set_autoload(false);
     open.progs.yield_ends.set_autoload(seen.spins);
     let mut skel = open.load()?;
     let data = skel.maps.bss_data.as_mut();

@@ -27,6 +27,8 @@ const COOKIE_PERIOD: Duration = Duration::from_secs(5);
 const EXCEPTIONS_PERIOD: Duration = Duration::from_secs(1);
 /// How soon it is noticed that a VM came whose HLT does not exit.
 const HALTS_PERIOD: Duration = Duration::from_secs(1);
+/// Where the kernel does not tell of cpu.max.
+const CAPS_PERIOD: Duration = Duration::from_secs(1);
 /// How soon KVM is noticed when it is loaded after Cohort.
 const KVM_PERIOD: Duration = Duration::from_millis(500);
 
@@ -119,6 +121,7 @@ struct Watch<'a, 'object> {
     kvm: Every,
     exceptions: Every,
     halts: Every,
+    caps: Every,
     table: Option<Every>,
     printer: Option<Printer>,
     last_table: Reading,
@@ -141,6 +144,7 @@ impl<'a, 'object> Watch<'a, 'object> {
             kvm: Every::new(KVM_PERIOD),
             exceptions: Every::new(EXCEPTIONS_PERIOD),
             halts: Every::new(HALTS_PERIOD),
+            caps: Every::new(CAPS_PERIOD),
             table: settings
                 .stats_seconds
                 .map(|seconds| Every::new(Duration::from_secs(seconds))),
@@ -166,6 +170,12 @@ impl<'a, 'object> Watch<'a, 'object> {
                 && let Err(error) = self.scheduler.follow_exceptions()
             {
                 tracing::warn!("exceptions for VMs are not seen to this time: {error:#}");
+            }
+            // Without it what has a new cap has the old one; scheduling goes on.
+            if self.caps.is_due()
+                && let Err(error) = self.scheduler.follow_caps()
+            {
+                tracing::warn!("changes of cpu.max are not seen to this time: {error:#}");
             }
             // Without it CPUs whose vCPUs halt are not used; scheduling goes on.
             if self.halts.is_due()

@@ -5,8 +5,10 @@
 use crate::bpf::{from_bytes, intf, skel};
 use crate::exceptions::{CohortRule, Exception, rule_for};
 use crate::exit::{Exit, Failure};
+use crate::features::Features;
 use crate::halt::{HaltClocks, halt_parts};
 use crate::host::affinity::allowed_cpus;
+use crate::host::cgroups::CapWatch;
 use crate::host::kvm::{Kvm, KvmWatch, hardware_ends_interrupts};
 use crate::host::paths::Host;
 use crate::host::topology::{self, Domains, Nodes};
@@ -16,7 +18,8 @@ use crate::metrics::{GroupReading, Reading};
 use crate::settings::Settings;
 use crate::sight::{Seen, load_hooks};
 use anyhow::{Context, Result, bail, ensure};
-use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, OpenObject};
+use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, OpenObject, ProgramInput};
+use scx_utils::compat::SCX_OPS_ENQ_MIGRATION_DISABLED;
 use scx_utils::{ScxExitKind, scx_ops_attach, scx_ops_load, scx_ops_open, uei_exited, uei_read};
 use skel::{BpfSkel, BpfSkelBuilder, OpenBpfSkel};
 use std::collections::BTreeSet;
@@ -58,6 +61,8 @@ pub struct Scheduler<'object> {
     kicks: Option<Link>,
     /// What the log has told of them last: why that is not seen, if it is not.
     halts_told: Option<Option<String>>,
+    /// Where the kernel does not tell of cpu.max.
+    caps: Option<CapWatch>,
 }
 
 /// How a scheduler's time in the kernel ended.
@@ -93,11 +98,19 @@ impl<'object> Scheduler<'object> {
         let mut open = open(object).map_err(rejected)?;
         // Attached only where it is needed: KVM kicks a vCPU for each interrupt.
         open.progs.vcpu_kicked.set_autoattach(false);
+        let features = Features::of_this_kernel();
+        open.progs.tell_cap.set_autoload(!features.tells_caps);
+        // Zero before Linux 6.14, where tasks that may not migrate for a moment always wait with the others.
+        open.struct_ops.cohort_ops_mut().flags |= *SCX_OPS_ENQ_MIGRATION_DISABLED;
+        if let Some(constants) = open.maps.rodata_data.as_mut() {
+            constants.reads_counters = features.reads_counters;
+        }
         let mut sees_kicks = false;
-        let mut blind_spots = Vec::new();
+        let mut blind_spots = features.blind_spots();
         if let Some(kvm) = &kvm {
             let hardware = hardware_ends_interrupts(&host.sys);
-            let seen = Seen::of(kvm, hardware, &settings.blind);
+            let blind = settings.blind.iter().map(|&sight| (sight, "as asked for"));
+            let seen = Seen::of(kvm, hardware, &blind.collect::<Vec<_>>());
             load_hooks!(open, seen);
             open.progs.ipi_answered.set_autoload(seen.ipis);
             open.progs.vcpu_kicked.set_autoload(seen.kicks);
@@ -105,7 +118,7 @@ impl<'object> Scheduler<'object> {
             if let Some(constants) = open.maps.rodata_data.as_mut() {
                 constants.eois_hidden = seen.ends_hidden;
             }
-            blind_spots = seen.blind_spots;
+            blind_spots.extend(seen.blind_spots);
         }
         for sentence in &blind_spots {
             tracing::warn!("{sentence}");
@@ -136,6 +149,7 @@ impl<'object> Scheduler<'object> {
             sees_kicks,
             kicks: None,
             halts_told: None,
+            caps: (!features.tells_caps).then(CapWatch::default),
         })
     }
 
@@ -195,6 +209,29 @@ impl<'object> Scheduler<'object> {
             let kicks = self.skel.progs.vcpu_kicked.attach();
             let failed = "the hook on KVM's __kvm_vcpu_kick cannot be attached";
             self.kicks = Some(kicks.context(failed)?);
+        }
+        Ok(())
+    }
+
+    /// Tells the BPF part of cpu.max where the kernel does not.
+    pub fn follow_caps(&mut self) -> Result<()> {
+        let Some(watch) = &mut self.caps else {
+            return Ok(());
+        };
+        for (cgroup_id, cap) in watch.changes(&self.host) {
+            let mut told = intf::cgroup_cap {
+                cgroup_id,
+                period_us: cap.map_or(0, |cap| cap.period_us),
+                quota_us: cap.map_or(u64::MAX, |cap| cap.quota_us),
+                burst_us: cap.map_or(0, |cap| cap.burst_us),
+            };
+            let input = ProgramInput {
+                context_in: Some(bytemuck::bytes_of_mut(&mut told)),
+                ..ProgramInput::default()
+            };
+            // One that has gone meanwhile has no cap to obey.
+            let told = self.skel.progs.tell_cap.test_run(input);
+            told.context("the BPF part cannot be told of cpu.max")?;
         }
         Ok(())
     }

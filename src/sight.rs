@@ -57,8 +57,8 @@ impl Seen {
         fields.into_iter().map(str::to_owned).collect()
     }
 
-    /// What `kvm` shows, but for `blind`; `hardware` is what ends interrupts without KVM.
-    pub fn of(kvm: &Kvm, hardware: Option<&str>, blind: &[Sight]) -> Self {
+    /// What `kvm` shows, but for `blind`, each with why; `hardware` is what ends interrupts without KVM.
+    pub fn of(kvm: &Kvm, hardware: Option<&str>, blind: &[(Sight, &str)]) -> Self {
         let [kick, ipi, eoi, pv_ipi, on_spin] = HOOKABLE.map(|hook| kvm.has.contains(hook));
         let mut seen = Self {
             ipis: ipi && eoi,
@@ -69,10 +69,11 @@ impl Seen {
         };
         let spots = &mut seen.blind_spots;
         let mut look = |shown: &mut bool, sight: Sight, what: &str| {
-            let why = match (blind.contains(&sight), *shown) {
-                (true, _) => "as asked for",
-                (false, false) => "this kernel's KVM lacks a function that shows them",
-                (false, true) => return,
+            let blind = blind.iter().find(|(blind, _)| *blind == sight);
+            let why = match (blind, *shown) {
+                (Some((_, why)), _) => why,
+                (None, false) => "this kernel's KVM lacks a function that shows them",
+                (None, true) => return,
             };
             *shown = false;
             spots.push(format!("{what} are not seen: {why}"));
@@ -122,7 +123,11 @@ mod tests {
 
     #[test]
     fn what_is_not_shown_or_not_wanted_is_said() {
-        let seen = Seen::of(&kvm(&["kvm_vcpu_on_spin"]), None, &[Sight::Spins]);
+        let seen = Seen::of(
+            &kvm(&["kvm_vcpu_on_spin"]),
+            None,
+            &[(Sight::Spins, "as asked for")],
+        );
         assert!(!seen.ipis && !seen.paravirtual_ipis && !seen.spins);
         let unseen = seen.unseen_fields();
         assert_eq!(unseen.len(), OF_SPINS.len() + OF_IPIS.len());

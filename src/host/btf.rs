@@ -5,7 +5,8 @@
 //! A kernel function that BPF may call carries the declaration tag `bpf_kfunc` in BTF. Some Debian builds lack it on
 //! some functions of sched_ext. The build step that hides a kfunc's implicit last argument goes by that tag, so such a
 //! function keeps a prototype that no scheduler declares, and libbpf refuses the whole scheduler with "func_proto
-//! incompatible with vmlinux". Seen: 7.2.11 and 7.2.12 of trixie-backports unsound; 7.2.12 of forky, 7.2.13 of sid and
+//! incompatible with vmlinux". A kernel none of whose functions carries the tag comes from a build without that step, as
+//! those before 7.0 may be: there it says nothing. Seen: 7.2.11 and 7.2.12 of trixie-backports unsound; 7.2.12 of forky, 7.2.13 of sid and
 //! 7.3.4 of trixie-backports sound.
 
 use std::collections::{HashMap, HashSet};
@@ -26,40 +27,49 @@ const KFUNC_TAG: &str = "bpf_kfunc";
 const MAGIC: u16 = 0xeb9f;
 const OPS: &str = "sched_ext_ops";
 
-/// The kernel functions a sched_ext scheduler calls. In each row, the first that the kernel has is the one that
-/// scx's compat.bpf.h calls; the others are its names on older kernels.
+/// The kernel functions that the scheduler cannot do without. In each row, the first that the kernel has is the one that
+/// scx's compat.bpf.h calls; the others are its names on older kernels, down to Linux 6.12.
 const NEEDED_KFUNCS: &[&[&str]] = &[
     &["scx_bpf_create_dsq"],
-    &["scx_bpf_destroy_dsq"],
-    &["scx_bpf_dsq_nr_queued"],
-    &["scx_bpf_dsq_insert___v2", "scx_bpf_dsq_insert"],
-    &["__scx_bpf_dsq_insert_vtime", "scx_bpf_dsq_insert_vtime"],
     &[
-        "scx_bpf_dsq_move_to_local___v2",
-        "scx_bpf_dsq_move_to_local",
+        "scx_bpf_dsq_insert___v2",
+        "scx_bpf_dsq_insert",
+        "scx_bpf_dispatch",
     ],
-    &["scx_bpf_dsq_move"],
-    &["scx_bpf_dsq_move_vtime"],
-    &["scx_bpf_dsq_move_set_slice"],
-    &["scx_bpf_dsq_move_set_vtime"],
+    &[
+        "__scx_bpf_dsq_insert_vtime",
+        "scx_bpf_dsq_insert_vtime",
+        "scx_bpf_dispatch_vtime",
+    ],
+    &["scx_bpf_dsq_move", "scx_bpf_dispatch_from_dsq"],
+    &["scx_bpf_dsq_move_vtime", "scx_bpf_dispatch_vtime_from_dsq"],
+    &[
+        "scx_bpf_dsq_move_set_slice",
+        "scx_bpf_dispatch_from_dsq_set_slice",
+    ],
+    &[
+        "scx_bpf_dsq_move_set_vtime",
+        "scx_bpf_dispatch_from_dsq_set_vtime",
+    ],
     &["bpf_iter_scx_dsq_new"],
     &["bpf_iter_scx_dsq_next"],
     &["bpf_iter_scx_dsq_destroy"],
-    &["scx_bpf_task_set_slice"],
-    &["scx_bpf_task_set_dsq_vtime"],
-    &["scx_bpf_task_cgroup"],
     &["scx_bpf_task_cpu"],
-    &["scx_bpf_task_running"],
-    &["__scx_bpf_select_cpu_and", "scx_bpf_select_cpu_and"],
-    &["scx_bpf_select_cpu_dfl"],
-    &["scx_bpf_test_and_clear_cpu_idle"],
+    &[
+        "__scx_bpf_select_cpu_and",
+        "scx_bpf_select_cpu_and",
+        "scx_bpf_select_cpu_dfl",
+    ],
     &["scx_bpf_pick_idle_cpu"],
     &["scx_bpf_kick_cpu"],
-    &["scx_bpf_cpu_curr"],
-    &["scx_bpf_now"],
+    &["scx_bpf_get_online_cpumask"],
+    &["scx_bpf_put_cpumask"],
     &["scx_bpf_error_bstr"],
     &["scx_bpf_exit_bstr"],
 ];
+
+/// Those that it calls where the kernel has them.
+const OTHER_KFUNCS: &[&str] = &["scx_bpf_task_set_slice", "scx_bpf_now"];
 
 /// What was found in a kernel's BTF.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -155,7 +165,9 @@ pub fn check(path: impl AsRef<Path>) -> Result<Soundness, Error> {
 fn check_raw(btf: &[u8]) -> Result<Soundness, Error> {
     let needed: HashSet<&[u8]> = NEEDED_KFUNCS
         .iter()
-        .flat_map(|names| names.iter().map(|name| name.as_bytes()))
+        .flat_map(|names| names.iter())
+        .chain(OTHER_KFUNCS)
+        .map(|name| name.as_bytes())
         .collect();
     let mut has_sched_ext = false;
     let mut kfuncs: HashSet<u32> = HashSet::new();
@@ -178,7 +190,7 @@ fn check_raw(btf: &[u8]) -> Result<Soundness, Error> {
     Ok(judge(has_sched_ext, |name| {
         // A name may be there twice (two static functions); the tagged one is the kfunc.
         let ids = functions.get(name.as_bytes())?;
-        Some(ids.iter().any(|id| kfuncs.contains(id)))
+        Some(kfuncs.is_empty() || ids.iter().any(|id| kfuncs.contains(id)))
     }))
 }
 
@@ -295,7 +307,8 @@ fn part(bytes: &[u8], offset: u32, length: u32) -> Option<&[u8]> {
     bytes.get(offset as usize..)?.get(..length as usize)
 }
 
-/// `tagged` tells of a function's name whether it carries the kfunc tag, None if there is no such function.
+/// `tagged` tells of a function's name whether it carries the kfunc tag, if that says anything; None if there is no such
+/// function.
 fn judge(has_sched_ext: bool, tagged: impl Fn(&str) -> Option<bool>) -> Soundness {
     let mut soundness = Soundness {
         has_sched_ext,
@@ -308,6 +321,11 @@ fn judge(has_sched_ext: bool, tagged: impl Fn(&str) -> Option<bool>) -> Soundnes
             None => soundness.missing_kfuncs.push(names[0].to_string()),
         }
     }
+    let others = OTHER_KFUNCS.iter();
+    let untagged = others.filter(|name| tagged(name) == Some(false));
+    soundness
+        .untagged_kfuncs
+        .extend(untagged.map(|name| name.to_string()));
     soundness
 }
 
@@ -366,9 +384,10 @@ mod tests {
         let mut writer = Writer::default();
         writer.add(ops, BTF_KIND_STRUCT, 8, &[]);
         let proto = writer.add("", BTF_KIND_FUNC_PROTO, 0, &[]);
-        for names in NEEDED_KFUNCS {
-            let function = writer.add(names[0], BTF_KIND_FUNC, proto, &[]);
-            if is_tagged(names[0]) {
+        let needed = NEEDED_KFUNCS.iter().map(|names| &names[0]);
+        for name in needed.chain(OTHER_KFUNCS) {
+            let function = writer.add(name, BTF_KIND_FUNC, proto, &[]);
+            if is_tagged(name) {
                 writer.add(
                     KFUNC_TAG,
                     BTF_KIND_DECL_TAG,
@@ -404,7 +423,7 @@ mod tests {
         assert!(soundness.missing_kfuncs.is_empty());
         assert_eq!(
             soundness.untagged_kfuncs,
-            ["scx_bpf_task_set_slice", "scx_bpf_kick_cpu"]
+            ["scx_bpf_kick_cpu", "scx_bpf_task_set_slice"]
         );
         assert!(
             soundness
@@ -412,6 +431,12 @@ mod tests {
                 .contains("2 sched_ext functions carry no kfunc tag"),
             "{soundness}"
         );
+    }
+
+    #[test]
+    fn tags_say_nothing_where_there_are_none() {
+        let soundness = check_bytes(&kernel_btf("sched_ext_ops", |_| false));
+        assert!(soundness.is_sound(), "{soundness}");
     }
 
     #[test]
@@ -427,10 +452,10 @@ mod tests {
     #[test]
     fn an_older_name_will_do_and_a_missing_function_is_named() {
         let soundness = judge(true, |name| match name {
-            "scx_bpf_dsq_insert___v2" | "scx_bpf_dsq_move" => None,
+            "scx_bpf_dsq_insert___v2" | "scx_bpf_kick_cpu" | "scx_bpf_now" => None,
             _ => Some(true),
         });
-        assert_eq!(soundness.missing_kfuncs, ["scx_bpf_dsq_move"]);
+        assert_eq!(soundness.missing_kfuncs, ["scx_bpf_kick_cpu"]);
         assert!(soundness.untagged_kfuncs.is_empty());
     }
 
@@ -450,7 +475,7 @@ mod tests {
         for (name, tag, component) in [
             ("scx_bpf_now", KFUNC_TAG, -1i32),
             ("scx_bpf_now", "other", -1),
-            ("scx_bpf_cpu_curr", KFUNC_TAG, 0),
+            ("scx_bpf_task_cpu", KFUNC_TAG, 0),
             ("scx_bpf_kick_cpu", "other", -1),
         ] {
             let function = writer.add(name, BTF_KIND_FUNC, 0, &[]);
@@ -459,12 +484,12 @@ mod tests {
         let soundness = check_raw(&writer.finish()).unwrap();
         assert_eq!(
             soundness.untagged_kfuncs,
-            ["scx_bpf_kick_cpu", "scx_bpf_cpu_curr"]
+            ["scx_bpf_task_cpu", "scx_bpf_kick_cpu"]
         );
         assert!(
             !soundness
                 .missing_kfuncs
-                .contains(&"scx_bpf_now".to_string())
+                .contains(&"scx_bpf_kick_cpu".to_string())
         );
     }
 

@@ -142,6 +142,64 @@ fn children(folder: &Path) -> impl Iterator<Item = (PathBuf, u64)> {
         .map(|entry| (entry.file_name().into(), entry.ino()))
 }
 
+/// cpu.max of a cgroup, and cpu.max.burst; microseconds.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub struct Cap {
+    /// CPU time in a period.
+    pub quota_us: u64,
+    /// How long that is.
+    pub period_us: u64,
+    /// So much of what was not used before comes to it.
+    pub burst_us: u64,
+}
+
+/// Sees changes of cpu.max, for kernels that do not tell of them.
+#[derive(Debug, Default)]
+pub struct CapWatch {
+    known: HashMap<u64, Cap>,
+}
+
+impl CapWatch {
+    /// The caps that came, changed or went (`None`) since the last call, by the kernel's numbers for cgroups. Reads a file of
+    /// each cgroup.
+    pub fn changes(&mut self, host: &Host) -> Vec<(u64, Option<Cap>)> {
+        let now = caps(host);
+        let gone = self.known.keys().filter(|id| !now.contains_key(id));
+        let mut changes: Vec<(u64, Option<Cap>)> = gone.map(|&id| (id, None)).collect();
+        let changed = now
+            .iter()
+            .filter(|(id, cap)| self.known.get(id) != Some(cap));
+        changes.extend(changed.map(|(&id, &cap)| (id, Some(cap))));
+        self.known = now;
+        changes
+    }
+}
+
+/// All caps of this host.
+fn caps(host: &Host) -> HashMap<u64, Cap> {
+    let mut caps = HashMap::new();
+    let mut to_read: Vec<(PathBuf, u64)> = mount(host).into_iter().map(|root| (root, 1)).collect();
+    while let Some((folder, id)) = to_read.pop() {
+        caps.extend(cap(&folder).map(|cap| (id, cap)));
+        to_read.extend(children(&folder).map(|(name, id)| (folder.join(name), id)));
+    }
+    caps
+}
+
+fn cap(folder: &Path) -> Option<Cap> {
+    let max = fs::read_to_string(folder.join("cpu.max")).ok()?;
+    let (quota, period) = max.split_once(' ')?;
+    let burst = fs::read_to_string(folder.join("cpu.max.burst"));
+    Some(Cap {
+        quota_us: quota.parse().ok()?,
+        period_us: period.trim().parse().ok()?,
+        burst_us: burst
+            .ok()
+            .and_then(|burst| burst.trim().parse().ok())
+            .unwrap_or(0),
+    })
+}
+
 /// What cgroups are called, by the kernel's numbers for them.
 #[derive(Debug, Default)]
 pub struct CgroupNames {
@@ -190,6 +248,33 @@ mod tests {
                 &format!("{folder}/cpu.stat"),
                 format!("usage_usec {used_us}\nuser_usec 1\n"),
             )
+    }
+
+    #[test]
+    fn caps_that_come_change_and_go_are_seen_once() {
+        let fixture = with_cgroup(host_with_vm(), "tenant", "100", "max 100000\n", 1);
+        let max = |fixture: Fixture, max: &str| fixture.with("sys/fs/cgroup/tenant/cpu.max", max);
+        let mut watch = CapWatch::default();
+        let before = watch.changes(&fixture.host()).len();
+        assert_eq!(watch.changes(&fixture.host()), []);
+        let fixture = max(fixture, "50000 100000\n");
+        let cap = |quota_us| {
+            Some(Cap {
+                quota_us,
+                period_us: 100_000,
+                burst_us: 0,
+            })
+        };
+        let seen = |watch: &mut CapWatch, fixture: &Fixture| {
+            let changes = watch.changes(&fixture.host());
+            changes.into_iter().map(|(_, cap)| cap).collect::<Vec<_>>()
+        };
+        assert_eq!(seen(&mut watch, &fixture), [cap(50_000)]);
+        let fixture = max(fixture, "20000 100000\n");
+        assert_eq!(seen(&mut watch, &fixture), [cap(20_000)]);
+        let fixture = max(fixture, "max 100000\n");
+        assert_eq!(seen(&mut watch, &fixture), [None]);
+        assert_eq!((seen(&mut watch, &fixture), before), (vec![], 1));
     }
 
     /// A slice with a VM of libvirt, and a service.

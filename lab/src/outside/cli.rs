@@ -24,13 +24,22 @@ pub struct KernelsOptions {
     /// Ask the mirror even if it was asked lately
     #[arg(long)]
     refresh: bool,
+    /// Build the kernel of a series that Debian ships without sched_ext, 6.12 for example, unless it was built already;
+    /// print its release
+    #[arg(long, value_name = "SERIES", conflicts_with_all = ["sound", "unsound", "refresh"])]
+    build: Option<String>,
 }
 
 /// Lists the candidates, what their BTF is like, and which one is booted.
 pub fn kernels(options: &KernelsOptions) -> Result<u8> {
     tool::catch_signals()?;
     let cache = Cache::open()?;
-    let all = Kernels::load(&cache, options.refresh)?.judge_all()?;
+    let kernels = Kernels::load(&cache, options.refresh)?;
+    if let Some(series) = &options.build {
+        println!("{}", kernels.build(series)?.candidate.release);
+        return Ok(0);
+    }
+    let all = kernels.judge_all()?;
     if all.is_empty() {
         bail!("No kernel is in the cache and none could be downloaded: the reasons are above.");
     }

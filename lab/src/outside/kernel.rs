@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Finds L1's kernel: which stock Debian kernels the mirror has, whether their BTF is sound for sched_ext, and which
-//! one to take. Not for booting it (boot.rs).
+//! Finds L1's kernel: which stock Debian kernels the mirror has and which the lab has built, whether their BTF is sound for
+//! sched_ext, and which one to take. Not for building one (built.rs), nor for booting it (boot.rs).
 //!
-//! The newest kernel of each suite is a candidate. Since 7.2 Debian splits what linux-image held: linux-base-R has the
+//! The newest kernel of each suite is a candidate, and so is each that was built. Since 7.2 Debian splits what linux-image held: linux-base-R has the
 //! configuration, linux-binary-R vmlinuz, linux-modules-R the modules. Only vmlinuz is needed to judge a kernel;
 //! modules (over 100 MB) are downloaded for kernels that are booted.
 
@@ -14,15 +14,19 @@ use anyhow::{Context, Result, bail};
 use cohort::host::btf::{self, Soundness};
 use serde::{Deserialize, Serialize};
 
+use super::built::{self, Built};
 use super::bzimage::extract_vmlinux;
 use super::cache::{Cache, CacheLock, WorkDir};
 use super::mirror::{Mirror, Suite};
 use super::modules;
 use super::tool::{self, io_sentence};
 
-/// Where kernels with sched_ext come from: development, Debian 13's backports, the next release. Debian 12's own
-/// kernel has none.
-const SUITES: [&str; 3] = ["sid", "trixie-backports", "forky"];
+/// Where kernels come from: with sched_ext from development, Debian 13's backports and the next release; without it from
+/// Debian 13 and 12.
+const SUITES: [&str; 5] = ["sid", "trixie-backports", "forky", "trixie", "bookworm"];
+
+/// What stands for a suite with kernels that the lab has built.
+const BUILT: &str = "built here";
 
 /// The package that always depends on a suite's newest kernel.
 const META_PACKAGE: &str = "linux-image-amd64";
@@ -30,7 +34,10 @@ const META_PACKAGE: &str = "linux-image-amd64";
 /// How long a list of candidates is believed: long enough that most runs ask no mirror.
 const CATALOGUE_VALID_S: u64 = 7 * 24 * 3600;
 
-/// A kernel that a suite offers.
+/// What a kernel in the cache is.
+const RECORD: &str = "kernel.json";
+
+/// A kernel that a suite offers, or that was built.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Candidate {
     /// The suite it comes from.
@@ -91,10 +98,7 @@ impl<'a> Kernels<'a> {
             .as_ref()
             .is_some_and(|known| unix_s() < known.checked_unix_s + CATALOGUE_VALID_S);
         if let Some(known) = known.as_ref().filter(|_| is_fresh && !refresh) {
-            return Ok(Self {
-                cache,
-                candidates: known.candidates.clone(),
-            });
+            return Ok(Self::with_built(cache, known.candidates.clone()));
         }
         let candidates = match (find_candidates(cache, &path), known) {
             (Ok(candidates), _) => candidates,
@@ -106,7 +110,46 @@ impl<'a> Kernels<'a> {
             }
             (Err(error), _) => return Err(error),
         };
-        Ok(Self { cache, candidates })
+        Ok(Self::with_built(cache, candidates))
+    }
+
+    /// The `candidates` of the mirror, and the kernels that were built.
+    fn with_built(cache: &'a Cache, mut candidates: Vec<Candidate>) -> Self {
+        let entries = fs::read_dir(cache.path("kernels"));
+        let entries = entries.into_iter().flatten().flatten();
+        let known = entries.filter_map(|entry| read_json::<Judged>(&entry.path().join(RECORD)));
+        candidates.extend(
+            known
+                .map(|judged| judged.candidate)
+                .filter(|candidate| candidate.suite == BUILT),
+        );
+        newest_first(&mut candidates);
+        Self { cache, candidates }
+    }
+
+    /// Builds the newest kernel of `series`, "6.12" for example, unless it was built already.
+    ///
+    /// # Errors
+    /// When there is no source of that series, or it does not build.
+    pub fn build(&self, series: &str) -> Result<Judged> {
+        let numbers = release_numbers(series);
+        let is_of_series = |candidate: &&Candidate| {
+            candidate.suite == BUILT
+                && candidate.version.ends_with(&built::config_hash())
+                && release_numbers(&candidate.release).starts_with(&numbers)
+        };
+        if let Some(candidate) = self.candidates.iter().find(is_of_series) {
+            return self.judge(candidate);
+        }
+        let lock = self.cache.lock()?;
+        let work = lock.work_dir("build")?;
+        let built = built::build(self.cache, &lock, series, work.path())?;
+        let modules = work.path().join("modules");
+        modules::collect(&built.release, &built.modules, &modules)?;
+        let judged = judge_built(&built, &work)?;
+        work.publish("modules", &self.modules_of(&judged.candidate))?;
+        work.publish("entry", &self.dir(&built.release))?;
+        Ok(judged)
     }
 
     /// Judges every candidate, newest first. One that cannot be had is left out with a note.
@@ -163,8 +206,13 @@ impl<'a> Kernels<'a> {
         self.cache.path("kernels").join(release)
     }
 
+    fn modules_of(&self, candidate: &Candidate) -> PathBuf {
+        let (version, list) = (&candidate.version, modules::list_hash());
+        self.cache.path("modules").join(format!("{version}-{list}"))
+    }
+
     fn judge(&self, candidate: &Candidate) -> Result<Judged> {
-        let record = self.dir(&candidate.release).join("kernel.json");
+        let record = self.dir(&candidate.release).join(RECORD);
         let known = || {
             read_json::<Judged>(&record)
                 .filter(|judged| judged.candidate.version == candidate.version)
@@ -197,15 +245,10 @@ impl<'a> Kernels<'a> {
     /// Fetches the modules if they are missing.
     fn ready(&self, judged: Judged) -> Result<Kernel> {
         let dir = self.dir(&judged.candidate.release);
-        let modules = self.cache.path("modules").join(format!(
-            "{}-{}",
-            judged.candidate.version,
-            modules::list_hash()
-        ));
         let kernel = Kernel {
             vmlinux: dir.join("vmlinux"),
             config: dir.join("config"),
-            modules,
+            modules: self.modules_of(&judged.candidate),
             judged,
         };
         if !kernel.vmlinux.exists() {
@@ -377,13 +420,37 @@ fn build_binary_entry(candidate: &Candidate, work: &WorkDir, unpacked: &Path) ->
     }
     let vmlinux = work.path().join("vmlinux");
     extract_vmlinux(&entry.join("vmlinuz"), work.path(), &vmlinux)?;
-    let soundness = btf::check(&vmlinux)
-        .with_context(|| format!("The BTF of kernel {release} cannot be read."))?;
+    judge_vmlinux(candidate.clone(), &vmlinux, &entry)
+}
+
+/// The same of a kernel that was built: vmlinux, config and kernel.json.
+fn judge_built(built: &Built, work: &WorkDir) -> Result<Judged> {
+    let entry = work.path().join("entry");
+    let gather = || {
+        fs::create_dir(&entry)?;
+        fs::copy(&built.config, entry.join("config"))?;
+        fs::rename(&built.vmlinux, entry.join("vmlinux"))
+    };
+    gather().map_err(|error| io_sentence("The kernel cannot be put into the cache", &error))?;
+    let candidate = Candidate {
+        suite: BUILT.to_owned(),
+        release: built.release.clone(),
+        version: built.version.clone(),
+        binary_packages: Vec::new(),
+        module_packages: Vec::new(),
+    };
+    judge_vmlinux(candidate, &entry.join("vmlinux"), &entry)
+}
+
+/// Judges the kernel `vmlinux`, and records that in its `entry`.
+fn judge_vmlinux(candidate: Candidate, vmlinux: &Path, entry: &Path) -> Result<Judged> {
+    let soundness = btf::check(vmlinux)
+        .with_context(|| format!("The BTF of kernel {} cannot be read.", candidate.release))?;
     let judged = Judged {
-        candidate: candidate.clone(),
+        candidate,
         soundness,
     };
-    write_json(&entry.join("kernel.json"), &judged)?;
+    write_json(&entry.join(RECORD), &judged)?;
     Ok(judged)
 }
 

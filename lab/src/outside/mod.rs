@@ -4,6 +4,7 @@
 
 pub mod bench;
 pub mod boot;
+pub mod built;
 pub mod bzimage;
 pub mod cache;
 pub mod cli;

@@ -122,9 +122,15 @@ fn module_name(path: &Path) -> Option<String> {
 
 /// Appends a module to the order, after those it depends on.
 fn visit(name: &str, all: &HashMap<String, PathBuf>, order: &mut Vec<String>) -> Result<()> {
-    let Some(path) = all.get(name) else {
+    // An algorithm is named without its end, which is that of its plain implementation.
+    let plain = format!("{name}_generic");
+    let Some(name) = [name, &plain]
+        .into_iter()
+        .find(|name| all.contains_key(*name))
+    else {
         return Ok(()); // built in
     };
+    let path = &all[name];
     if order.iter().any(|done| done == name) {
         return Ok(());
     }
