@@ -26,7 +26,7 @@ pub enum Exit {
     BadRecording = 5,
     /// The caller may not load a scheduler.
     NoPrivileges = 10,
-    /// The kernel has no sched_ext, or one that is too old.
+    /// The kernel has no sched_ext.
     NoSchedExt = 11,
     /// The kernel's BTF does not describe sched_ext soundly.
     UnsoundBtf = 12,
@@ -38,6 +38,8 @@ pub enum Exit {
     Architecture = 15,
     /// Another `cohort run` is running.
     AlreadyRunning = 16,
+    /// Hosts were seen to hang under this kernel.
+    KnownBadKernel = 17,
     /// The kernel rejected the scheduler.
     LoadRejected = 20,
     /// The kernel removed the scheduler because of an error.
@@ -62,7 +64,7 @@ pub enum Exit {
 
 impl Exit {
     /// Every code, in ascending order.
-    pub const ALL: [Exit; 23] = [
+    pub const ALL: [Exit; 24] = [
         Exit::Success,
         Exit::Failure,
         Exit::Usage,
@@ -76,6 +78,7 @@ impl Exit {
         Exit::CoreScheduling,
         Exit::Architecture,
         Exit::AlreadyRunning,
+        Exit::KnownBadKernel,
         Exit::LoadRejected,
         Exit::SchedulerError,
         Exit::Watchdog,
@@ -107,7 +110,7 @@ impl Exit {
             Exit::NoPrivileges => {
                 "not root, or capabilities missing; for `stats`, `set`: the caller may not connect"
             }
-            Exit::NoSchedExt => "kernel without sched_ext, or older than 7.2",
+            Exit::NoSchedExt => "kernel without sched_ext",
             Exit::UnsoundBtf => "kernel whose BTF does not describe sched_ext soundly",
             Exit::OtherScheduler => "another sched_ext scheduler is loaded",
             Exit::CoreScheduling => {
@@ -115,6 +118,7 @@ impl Exit {
             }
             Exit::Architecture => "unsupported processor architecture",
             Exit::AlreadyRunning => "another `cohort run` is running",
+            Exit::KnownBadKernel => "kernel that is known to hang hosts with sched_ext",
             Exit::LoadRejected => "the kernel rejected the scheduler",
             Exit::SchedulerError => "the kernel removed the scheduler because of an error",
             Exit::Watchdog => "the kernel's watchdog removed the scheduler: a task waited too long",

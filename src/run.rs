@@ -37,6 +37,9 @@ pub fn run(options: &RunOptions, host: &Host) -> Result<(), Failure> {
     let mut settings =
         Settings::resolve(options).map_err(|error| Failure::new(Exit::Config, error))?;
     preflight::check_host(host)?;
+    if !options.known_bad_kernel {
+        preflight::check_known_bad(host)?;
+    }
     let _instance = claim_instance(host)?;
     preflight::check_now(host)?;
 

@@ -92,6 +92,12 @@ pub struct RunOptions {
     /// in the file.
     #[arg(long, value_name = "WHAT")]
     blind: Vec<Sight>,
+
+    /// Run on a kernel with which hosts were seen to hang under sched_ext
+    ///
+    /// Cohort refuses such kernels, and says why. Not a key of the file.
+    #[arg(long)]
+    pub known_bad_kernel: bool,
 }
 
 fn parse_slice_us(text: &str) -> Result<u64, String> {

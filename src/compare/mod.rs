@@ -96,6 +96,7 @@ fn seconds(text: &str, possible: RangeInclusive<f64>) -> Result<f64, String> {
 pub fn compare(options: &CompareOptions, host: &Host) -> Result<(), Failure> {
     options.probes.check()?;
     preflight::check_host(host)?;
+    preflight::check_known_bad(host)?;
     preflight::check_now(host)?;
     // Before hours are spent.
     let html = options.html.as_deref();

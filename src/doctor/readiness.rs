@@ -17,7 +17,7 @@ const MEDDLERS: [(&str, &str); 3] = [
 ];
 
 pub fn findings(host: &Host) -> Vec<Finding> {
-    let machine = preflight::check_host(host);
+    let machine = preflight::check_host(host).and_then(|()| preflight::check_known_bad(host));
     let release = fs::read_to_string(host.proc.join("sys/kernel/osrelease")).unwrap_or_default();
     let mut findings = vec![match machine {
         Ok(()) => Finding::fine(
@@ -59,8 +59,8 @@ fn refused(check: &'static str, refusal: &Refusal) -> Finding {
             ("it cannot be checked", "mount /proc and /sys, and be root")
         }
         _ => (
-            "Cohort is a sched_ext scheduler for Linux 7.2 or later on x86-64",
-            "boot a kernel whose BTF is sound; `cohort run` says what is missing",
+            "Cohort is a sched_ext scheduler for x86-64, and needs a kernel that has that and describes it soundly",
+            "boot another kernel: docs/kernels.md lists which are known to work",
         ),
     };
     Finding::new(check, Severity::Refused, refusal.to_string(), why, mend)
@@ -89,7 +89,7 @@ mod tests {
     use crate::host::paths::fixture::Fixture;
 
     #[test]
-    fn an_old_kernel_is_refused() {
+    fn a_kernel_without_sched_ext_is_refused() {
         let fixture = Fixture::new().with("proc/sys/kernel/osrelease", "6.12.1\n");
         let finding = found(&findings(&fixture.host()), "kernel");
         assert_eq!(finding.severity, Severity::Refused);

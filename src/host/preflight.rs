@@ -15,9 +15,12 @@ use std::path::Path;
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// The oldest kernel Cohort runs on: 7.2 is the first in which the queue and
-/// slice calls that it makes exist and work.
-const OLDEST_KERNEL: (u32, u32) = (7, 2);
+/// Kernels under which hosts were seen to hang: first and last of each stretch of releases of Linux itself, and why.
+const KNOWN_BAD: [([u32; 3], [u32; 3], &str); 1] = [(
+    [7, 1, 0],
+    [7, 1, 3],
+    "a host hung as a VM booted under a sched_ext scheduler (github.com/sched-ext/scx, issue 3687, seen with 7.1.3)",
+)];
 
 /// A scheduler that leaves has this long until it counts as loaded.
 const LEAVE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -32,19 +35,22 @@ pub enum Refusal {
          Run it on an x86_64 host."
     )]
     Architecture(String),
-    /// A kernel without sched_ext that is also too old.
+    /// A kernel that is not to be used with sched_ext.
     #[error(
-        "Linux {release} is too old: Cohort needs sched_ext as it is since Linux {}.{}. \
-         Boot a newer kernel.", OLDEST_KERNEL.0, OLDEST_KERNEL.1
+        "Linux {release} is known to be bad: {why}. Boot another kernel: Cohort is tested with 7.2.13 and 7.3.4. Or accept \
+         the risk with --known-bad-kernel."
     )]
-    KernelTooOld {
+    KnownBad {
         /// The running kernel.
         release: String,
+        /// What was seen.
+        why: &'static str,
     },
-    /// A new kernel built without sched_ext.
+    /// A kernel that is too old, or built without sched_ext.
     #[error(
         "Linux {release} has no sched_ext (there is no /sys/kernel/sched_ext), so no scheduler \
-         can be loaded. Boot a kernel built with CONFIG_SCHED_CLASS_EXT=y."
+         can be loaded. Boot Linux 6.12 or later, built with CONFIG_SCHED_CLASS_EXT=y. `cohort watch`, `top` and `export` \
+         work on this one, too."
     )]
     NoSchedExt {
         /// The running kernel.
@@ -108,7 +114,8 @@ impl Refusal {
     pub fn exit(&self) -> Exit {
         match self {
             Refusal::Architecture(_) => Exit::Architecture,
-            Refusal::KernelTooOld { .. } | Refusal::NoSchedExt { .. } => Exit::NoSchedExt,
+            Refusal::KnownBad { .. } => Exit::KnownBadKernel,
+            Refusal::NoSchedExt { .. } => Exit::NoSchedExt,
             Refusal::UnsoundBtf { .. } => Exit::UnsoundBtf,
             Refusal::NoPrivileges { .. } => Exit::NoPrivileges,
             Refusal::OtherScheduler { .. } => Exit::OtherScheduler,
@@ -153,23 +160,40 @@ fn check_architecture(architecture: &str) -> Result<(), Refusal> {
 }
 
 fn check_kernel(host: &Host) -> Result<(), Refusal> {
-    let release = read(&host.proc.join("sys/kernel/osrelease"))?;
-    // A release that is no version is a private build; sched_ext decides there.
-    if parse_release(&release).is_some_and(|version| version < OLDEST_KERNEL) {
-        return Err(Refusal::KernelTooOld { release });
+    if host.sys.join("kernel/sched_ext").is_dir() {
+        return Ok(());
     }
-    if !host.sys.join("kernel/sched_ext").is_dir() {
-        return Err(Refusal::NoSchedExt { release });
-    }
-    Ok(())
+    Err(Refusal::NoSchedExt {
+        release: release(host)?,
+    })
 }
 
-/// The first two numbers of a kernel release such as `7.2.13+deb14-amd64`.
-fn parse_release(release: &str) -> Option<(u32, u32)> {
-    let (major, rest) = release.split_once('.')?;
-    let digits = rest.find(|c: char| !c.is_ascii_digit());
-    let minor = &rest[..digits.unwrap_or(rest.len())];
-    Some((major.parse().ok()?, minor.parse().ok()?))
+/// Checks that this kernel is none under which hosts were seen to hang.
+pub fn check_known_bad(host: &Host) -> Result<(), Refusal> {
+    let release = release(host)?;
+    // One that is no version is a private build, of which nothing is known.
+    let Some(version) = parse_release(&release) else {
+        return Ok(());
+    };
+    let of = |(first, last, _): &&([u32; 3], [u32; 3], _)| (*first..=*last).contains(&version);
+    match KNOWN_BAD.iter().find(of) {
+        Some((_, _, why)) => Err(Refusal::KnownBad { release, why }),
+        None => Ok(()),
+    }
+}
+
+fn release(host: &Host) -> Result<String, Refusal> {
+    read(&host.proc.join("sys/kernel/osrelease"))
+}
+
+/// The numbers of a kernel release such as `7.2.13+deb14-amd64`; those that are missing are 0.
+fn parse_release(release: &str) -> Option<[u32; 3]> {
+    let mut numbers = release.split('.').map_while(|part| {
+        let digits = part.find(|c: char| !c.is_ascii_digit());
+        part[..digits.unwrap_or(part.len())].parse().ok()
+    });
+    let [major, minor] = [numbers.next()?, numbers.next()?];
+    Some([major, minor, numbers.next().unwrap_or(0)])
 }
 
 fn check_btf(host: &Host) -> Result<(), Refusal> {
@@ -179,7 +203,7 @@ fn check_btf(host: &Host) -> Result<(), Refusal> {
         Err(error) => error.to_string(),
     };
     Err(Refusal::UnsoundBtf {
-        release: read(&host.proc.join("sys/kernel/osrelease"))?,
+        release: release(host)?,
         finding,
     })
 }
@@ -305,29 +329,34 @@ mod tests {
     }
 
     #[test]
-    fn an_old_kernel_is_refused_by_its_version() {
-        let fixture = with_sched_ext(kernel("6.12.107+deb13-amd64"), "disabled");
-        let refusal = check_kernel(&fixture.host()).expect_err("too old");
-        assert_eq!(refusal.exit(), Exit::NoSchedExt);
-        assert_eq!(
-            refusal.to_string(),
-            "Linux 6.12.107+deb13-amd64 is too old: Cohort needs sched_ext as it is since Linux \
-             7.2. Boot a newer kernel."
-        );
+    fn a_kernel_without_sched_ext_is_refused_whatever_its_version() {
+        for release in ["6.1.0-50-amd64", "7.3.4"] {
+            let refusal = check_kernel(&kernel(release).host()).expect_err("no sched_ext");
+            assert_eq!(refusal.exit(), Exit::NoSchedExt);
+            let sentence = refusal.to_string();
+            assert!(sentence.contains("CONFIG_SCHED_CLASS_EXT=y") && sentence.contains(release));
+        }
     }
 
     #[test]
-    fn a_new_kernel_without_sched_ext_is_refused() {
-        let refusal = check_kernel(&kernel("7.3.4").host()).expect_err("no sched_ext");
-        assert_eq!(refusal.exit(), Exit::NoSchedExt);
-        assert!(refusal.to_string().contains("CONFIG_SCHED_CLASS_EXT=y"));
-    }
-
-    #[test]
-    fn a_new_kernel_with_sched_ext_is_accepted() {
-        for release in ["7.2.13+deb14-amd64", "7.10.0-rc1", "10.0", "next-20260101"] {
+    fn a_kernel_with_sched_ext_is_accepted_whatever_its_version() {
+        for release in ["6.12.1", "7.2.13+deb14-amd64", "10.0", "next-20260101"] {
             let fixture = with_sched_ext(kernel(release), "disabled");
             assert!(check_kernel(&fixture.host()).is_ok(), "{release}");
+        }
+    }
+
+    #[test]
+    fn a_kernel_that_is_known_to_be_bad_is_refused_and_its_neighbours_are_not() {
+        for release in ["7.1.0-amd64", "7.1-rc2", "7.1.3+deb14-amd64"] {
+            let refusal = check_known_bad(&kernel(release).host()).expect_err(release);
+            assert_eq!(refusal.exit(), Exit::KnownBadKernel);
+        }
+        for release in ["7.0.12", "7.1.4", "7.1.10", "7.2.0", "6.12.117", "mine"] {
+            assert!(
+                check_known_bad(&kernel(release).host()).is_ok(),
+                "{release}"
+            );
         }
     }
 

@@ -71,6 +71,16 @@ fn scrape(accept: &str) -> Result<String> {
     get(&format!("http://{ADDRESS}/metrics"), &[], accept)
 }
 
+/// A VM that runs is in the page.
+pub fn shows_a_vm() -> Result<()> {
+    let _export = export(&[])?;
+    let guest = Guest::busy("shown", 2)?;
+    wait_for("the VM in the page", PATIENCE, || {
+        Ok(label_of(&scrape("text/plain")?, guest.micro.pid()))
+    })?;
+    Ok(())
+}
+
 /// The value of the series that begins with `name` and has all of `labels`, in the older format.
 fn value_of(page: &str, name: &str, labels: &[&str]) -> Result<f64> {
     let is_it = |line: &&str| {

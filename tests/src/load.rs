@@ -15,12 +15,12 @@ use cohort_lab::inside::cgroup::CpuMax;
 use cohort_lab::inside::hooks::Programs;
 use serde_json::Value;
 
-use crate::Test;
 use crate::host::{
     Guest, HALT_POLL_NS, HostLoad, PATIENCE, Setting, busy, cohort_stats, lab, locked, refused,
     refused_without_root, start_cohort, start_cohort_patiently, stop_cohort, vcpus_of, vm_stats,
     watch,
 };
+use crate::{Test, export};
 
 pub const TESTS: &[Test] = &[
     (
@@ -53,6 +53,16 @@ pub const TESTS: &[Test] = &[
     (
         "without_privileges_it_is_refused_with_its_own_exit_code",
         no_privileges,
+    ),
+];
+
+/// On a kernel without sched_ext.
+pub const WITHOUT_SCHED_EXT: &[Test] = &[
+    ("the_observer_sees_a_vm", watched_without_sched_ext),
+    ("vms_are_exported", export::shows_a_vm),
+    (
+        "a_scheduler_is_refused_with_its_own_exit_code",
+        refused_without_sched_ext,
     ),
 ];
 
@@ -176,31 +186,49 @@ fn wide_vm() -> Result<()> {
 
 fn watched() -> Result<()> {
     let guest = Guest::busy("watched", 3)?;
-    let sees = |scheduler: &str| -> Result<()> {
-        let view = watch(1)?;
-        let all = vcpus_of(&view, &guest)?;
-        println!(
-            "    {}: {} vCPUs run {:.1} %, ready {:.1} %",
-            view.scheduler, all.vcpus, all.run_pct, all.ready_pct
-        );
-        ensure!(
-            view.scheduler.starts_with(scheduler),
-            "it takes {} for the scheduler",
-            view.scheduler
-        );
-        ensure!(all.vcpus == 3, "{} vCPUs are seen, not 3", all.vcpus);
-        ensure!(
-            all.run_pct > 10.0 && all.ready_pct > 10.0 && all.run_pct + all.ready_pct > 95.0,
-            "three busy vCPUs on two CPUs run {:.1} % and wait {:.1} % of the time",
-            all.run_pct,
-            all.ready_pct
-        );
-        Ok(())
-    };
-    sees("stock")?;
+    sees(&guest, "stock")?;
     let cohort = start_cohort()?;
-    sees("cohort")?;
+    sees(&guest, "cohort")?;
     stop_cohort(cohort)
+}
+
+/// The observer sees three busy vCPUs on two CPUs under a scheduler whose name begins with `scheduler`.
+fn sees(guest: &Guest, scheduler: &str) -> Result<()> {
+    let view = watch(1)?;
+    let all = vcpus_of(&view, guest)?;
+    println!(
+        "    {}: {} vCPUs run {:.1} %, ready {:.1} %",
+        view.scheduler, all.vcpus, all.run_pct, all.ready_pct
+    );
+    ensure!(
+        view.scheduler.starts_with(scheduler),
+        "it takes {} for the scheduler",
+        view.scheduler
+    );
+    ensure!(all.vcpus == 3, "{} vCPUs are seen, not 3", all.vcpus);
+    ensure!(
+        all.run_pct > 10.0 && all.ready_pct > 10.0 && all.run_pct + all.ready_pct > 95.0,
+        "three busy vCPUs on two CPUs run {:.1} % and wait {:.1} % of the time",
+        all.run_pct,
+        all.ready_pct
+    );
+    Ok(())
+}
+
+fn watched_without_sched_ext() -> Result<()> {
+    println!("    {}", lab()?.describe());
+    sees(&Guest::busy("watched", 3)?, "stock")
+}
+
+fn refused_without_sched_ext() -> Result<()> {
+    refused(
+        Command::new("cohort").arg("run"),
+        Exit::NoSchedExt,
+        "CONFIG_SCHED_CLASS_EXT",
+    )?;
+    let findings = findings(Exit::Unfit)?;
+    ensure!(findings["kernel"].0 == "refused");
+    Ok(())
 }
 
 /// What the doctor finds: severity and what was seen, by check. It ends with `exit`.

@@ -40,6 +40,8 @@ struct Cli {
 enum Suite {
     /// Cohort loads on this kernel, recognises a VM and leaves; needs no time
     Load,
+    /// What works on a kernel without sched_ext; needs no time
+    WithoutSchedExt,
     /// Who gets how much CPU time
     Shares,
     /// The same on a host with two last-level caches: `lab boot --cpus 4 --sockets 2 --housekeeping 1`
@@ -87,6 +89,7 @@ fn main() {
     let cli = Cli::parse();
     let tests = match cli.suite {
         Suite::Load => load::TESTS,
+        Suite::WithoutSchedExt => load::WITHOUT_SCHED_EXT,
         Suite::Shares => shares::TESTS,
         Suite::Domains => shares::ACROSS_DOMAINS,
         Suite::Yields => yields::TESTS,

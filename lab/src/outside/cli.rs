@@ -16,17 +16,20 @@ use super::tool::{self, Interrupted};
 #[derive(Debug, Args)]
 pub struct KernelsOptions {
     /// Print only the releases of the sound kernels, one per line, newest first
-    #[arg(long, conflicts_with = "unsound")]
+    #[arg(long, group = "only")]
     sound: bool,
-    /// Print only the releases of the unsound kernels
-    #[arg(long)]
+    /// Print only the releases of the kernels whose sched_ext is unsound
+    #[arg(long, group = "only")]
     unsound: bool,
+    /// Print only the releases of the kernels without sched_ext
+    #[arg(long, group = "only")]
+    without_sched_ext: bool,
     /// Ask the mirror even if it was asked lately
     #[arg(long)]
     refresh: bool,
     /// Build the kernel of a series that Debian ships without sched_ext, 6.12 for example, unless it was built already;
     /// print its release
-    #[arg(long, value_name = "SERIES", conflicts_with_all = ["sound", "unsound", "refresh"])]
+    #[arg(long, value_name = "SERIES", conflicts_with_all = ["only", "refresh"])]
     build: Option<String>,
 }
 
@@ -43,11 +46,13 @@ pub fn kernels(options: &KernelsOptions) -> Result<u8> {
     if all.is_empty() {
         bail!("No kernel is in the cache and none could be downloaded: the reasons are above.");
     }
-    if options.sound || options.unsound {
-        for judged in all
-            .iter()
-            .filter(|judged| judged.soundness.is_sound() == options.sound)
-        {
+    if options.sound || options.unsound || options.without_sched_ext {
+        let is_wanted = |judged: &&Judged| match &judged.soundness {
+            soundness if !soundness.has_sched_ext => options.without_sched_ext,
+            soundness if soundness.is_sound() => options.sound,
+            _ => options.unsound,
+        };
+        for judged in all.iter().filter(is_wanted) {
             println!("{}", judged.candidate.release);
         }
         return Ok(0);
