@@ -2,6 +2,7 @@
 //! Whether Cohort can run on this host at all: what `cohort run` refuses, and who else wants to schedule.
 
 use super::{Finding, Severity};
+use crate::features::Features;
 use crate::host::paths::Host;
 use crate::host::preflight::{self, Refusal};
 use std::fs;
@@ -19,7 +20,18 @@ const MEDDLERS: [(&str, &str); 3] = [
 pub fn findings(host: &Host) -> Vec<Finding> {
     let machine = preflight::check_host(host).and_then(|()| preflight::check_known_bad(host));
     let release = fs::read_to_string(host.proc.join("sys/kernel/osrelease")).unwrap_or_default();
+    let lacks = match machine {
+        Ok(()) => Features::of_this_kernel().blind_spots(),
+        Err(_) => Vec::new(),
+    };
     let mut findings = vec![match machine {
+        Ok(()) if !lacks.is_empty() => Finding::new(
+            "kernel",
+            Severity::Note,
+            format!("{}, with sched_ext; {}", release.trim(), lacks.join("; ")),
+            "Cohort runs, and does without",
+            "docs/kernels.md says which kernels have it, if it matters here",
+        ),
         Ok(()) => Finding::fine(
             "kernel",
             format!(

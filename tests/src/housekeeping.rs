@@ -12,8 +12,8 @@ use cohort_micro::Spec;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, PATIENCE, Setting, Subject, back_to_stock, gained, lab, pin_vcpus,
-    start_cohort, start_cohort_with, stop_cohort, vcpu_of, watch,
+    Guest, HostLoad, PATIENCE, Setting, Subject, back_to_stock, gained, lab, pin_vcpus, set,
+    start_cohort, stop_cohort, vcpu_of, watch,
 };
 
 pub const TESTS: &[Test] = &[
@@ -41,11 +41,11 @@ pub const TESTS: &[Test] = &[
         "vms_that_share_cpus_use_those_of_halted_vcpus_too",
         beside_other_vms,
     ),
+    ("what_it_costs_the_scheduler", accounted_for),
     (
         "without_the_mechanism_vcpus_that_work_lose_as_much_as_those_that_halt",
         without,
     ),
-    ("what_it_costs_the_scheduler", accounted_for),
 ];
 
 /// A kernel thread that has a CPU for 0.4 ms once a second is to be less than what is asserted.
@@ -54,6 +54,9 @@ const WINDOW: Duration = Duration::from_secs(1);
 const SETTLE: Duration = Duration::from_millis(300);
 /// Cohort looks once a second whether there are such guests.
 const NOTICED: Duration = Duration::from_millis(1300);
+/// The mechanism; it is on unless it was switched off.
+const ON: &str = "halted=on";
+const OFF: &str = "halted=off";
 const WORKS: &str = "loop: compute 20us";
 const HALTS: &str = "halt";
 /// Ten milliseconds each, in steps by which its work is counted.
@@ -143,10 +146,12 @@ impl Scene {
         Ok(Outcome { progress, cpus })
     }
 
-    fn under_cohort(&self, options: &[&str]) -> Result<Outcome> {
-        let cohort = start_cohort_with(options)?;
+    fn under_cohort(&self, halted: &str) -> Result<Outcome> {
+        let cohort = start_cohort()?;
+        set(&[halted])?;
         sleep(NOTICED);
         let outcome = self.outcome("Cohort")?;
+        set(&[ON])?;
         stop_cohort(cohort)?;
         Ok(outcome)
     }
@@ -162,7 +167,7 @@ fn compare(
     wait_for("the host's work", PATIENCE, || {
         Ok((scene.load.usage_us()? > 300_000).then_some(()))
     })?;
-    Ok((scene.outcome("stock")?, scene.under_cohort(&[])?))
+    Ok((scene.outcome("stock")?, scene.under_cohort(ON)?))
 }
 
 /// One half of the vCPUs works and the other is halted, and there are as many tasks as halted vCPUs. On 16 CPUs this is the
@@ -201,7 +206,7 @@ fn bound_to_some() -> Result<()> {
     let scene = Scene::begin(&[WORKS, WORKS, HALTS, HALTS], |cpus| {
         HostLoad::start("work", &[0; 2], &cpus[1..])
     })?;
-    let outcome = scene.under_cohort(&[])?;
+    let outcome = scene.under_cohort(ON)?;
     ensure!(outcome.least(0..2) >= 0.999);
     ensure!(outcome.cpus >= 0.98 * 2.0);
     Ok(())
@@ -257,7 +262,7 @@ fn without() -> Result<()> {
     let scene = Scene::begin(&[WORKS, WORKS, HALTS, HALTS], |cpus| {
         HostLoad::start("work", &[0; 2], cpus)
     })?;
-    let outcome = scene.under_cohort(&["--off", "halted"])?;
+    let outcome = scene.under_cohort(OFF)?;
     ensure!(outcome.least(0..2) < 0.9);
     Ok(())
 }
@@ -277,16 +282,19 @@ fn accounted_for() -> Result<()> {
     ] {
         let _guest = pinned_guest(spec, &[ALTERNATES; 4])?;
         let _work = HostLoad::start("work", &[0], &lab()?.guest_cpus)?;
-        for options in [&[][..], &["--off", "halted"]] {
-            let cohort = start_cohort_with(options)?;
-            sleep(NOTICED);
+        let cohort = start_cohort()?;
+        sleep(NOTICED);
+        for switch in [ON, OFF] {
+            set(&[switch])?;
+            sleep(SETTLE);
             let (costs, seconds) = costs_within(cohort.pid(), WINDOW)?;
-            stop_cohort(cohort)?;
-            println!("    HLT {what}, cohort run {}:", options.join(" "));
+            println!("    HLT {what}, {switch}:");
             print(&costs, seconds);
             let took_ns: u64 = costs.iter().map(|cost| cost.took_ns).sum();
             costs_ms.push(took_ns as f64 / 1e6 / seconds);
         }
+        set(&[ON])?;
+        stop_cohort(cohort)?;
     }
     println!("    {costs_ms:.2?} ms of lab time per second");
     let [exits, exits_without, passed, passed_without] = costs_ms[..] else {
