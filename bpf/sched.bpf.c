@@ -867,7 +867,8 @@ void BPF_STRUCT_OPS(cohort_cgroup_set_bandwidth, struct cgroup *cgrp,
 SEC("?syscall")
 int tell_cap(struct cgroup_cap *cap)
 {
-	u32 *id = bpf_map_lookup_elem(&group_of_cgroup, &cap->cgroup_id);
+	u64 cgroup_id = cap->cgroup_id;
+	u32 *id = bpf_map_lookup_elem(&group_of_cgroup, &cgroup_id);
 
 	if (!id)
 		return -ENOENT;

@@ -2,6 +2,7 @@
 //! Loading, on the newest kernel of each series: the verifier accepts every program, a VM is recognised, and all is left as it was.
 
 use std::collections::BTreeMap;
+use std::fs;
 use std::path::Path;
 use std::process::Command;
 use std::thread::sleep;
@@ -10,6 +11,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use cohort::compare::scheduler;
 use cohort::exit::Exit;
+use cohort::features::Features;
 use cohort::wait::wait_for;
 use cohort_lab::inside::cgroup::CpuMax;
 use cohort_lab::inside::hooks::Programs;
@@ -68,6 +70,19 @@ pub const WITHOUT_SCHED_EXT: &[Test] = &[
 
 /// What the verifier may look at, so that Cohort loads soon.
 const MOST_VERIFIED: u32 = 60_000;
+/// The same of verifiers that see later that two paths are one.
+const MOST_VERIFIED_ONCE: u32 = 90_000;
+
+/// The kernel lacks something that Cohort can do without.
+fn kernel_lacks() -> bool {
+    !Features::of_this_kernel().blind_spots().is_empty()
+}
+
+/// KVM has vCPUs that spin leave the guest. On CPUs that cannot count PAUSE, as the fast machine's, older kernels do not.
+fn stops_spinners() -> bool {
+    let count = fs::read_to_string("/sys/module/kvm_amd/parameters/pause_filter_count");
+    count.map_or(true, |count| count.trim() != "0")
+}
 
 fn loads_and_leaves() -> Result<()> {
     println!("    {}", lab()?.describe());
@@ -79,7 +94,12 @@ fn loads_and_leaves() -> Result<()> {
     for (name, instructions) in verified.iter().take(8) {
         println!("    {name:<16} {instructions:>8}");
     }
-    ensure!(sum <= MOST_VERIFIED, "{sum} are more than {MOST_VERIFIED}");
+    let most = if kernel_lacks() {
+        MOST_VERIFIED_ONCE
+    } else {
+        MOST_VERIFIED
+    };
+    ensure!(sum <= most, "{sum} are more than {most}");
     stop_cohort(cohort)?;
     ensure!(
         scheduler::loaded_ops().is_empty(),
@@ -158,7 +178,7 @@ fn kvm_comes_later() -> Result<()> {
     wait_for("spin exits of a VM", PATIENCE, || {
         // Until it is loaded again nothing is known of the VM.
         let vm = vm_stats(pid).ok();
-        Ok(vm.filter(|vm| vm.vcpus == 3 && vm.spin_exits > 0))
+        Ok(vm.filter(|vm| vm.vcpus == 3 && (vm.spin_exits > 0 || !stops_spinners())))
     })?;
     drop(guest);
     stop_cohort(cohort)
@@ -262,11 +282,13 @@ fn examined() -> Result<()> {
     let found = findings(Exit::Advice)?;
     println!("    {found:?}");
     let severity = |check: &str| found.get(check).map_or("none", |(severity, _)| severity);
+    let kernel = if kernel_lacks() { "note" } else { "fine" };
+    let spin_exits = if stops_spinners() { "fine" } else { "warning" };
     for (check, expected) in [
-        ("kernel", "fine"),
+        ("kernel", kernel),
         ("core-scheduling", "fine"),
         ("cgroups", "fine"),
-        ("spin-exits", "fine"),
+        ("spin-exits", spin_exits),
         ("sight", "fine"),
         ("overcommitment", "fine"),
         ("halt-polling", "warning"),
@@ -287,7 +309,11 @@ fn examined() -> Result<()> {
     drop(guest);
     let _none = Setting::set(HALT_POLL_NS, "0")?;
     let cohort = start_cohort()?;
-    let found = findings(Exit::Success)?;
+    let found = findings(if stops_spinners() {
+        Exit::Success
+    } else {
+        Exit::Advice
+    })?;
     ensure!(found["scheduler"].1 == "Cohort runs", "{found:?}");
     stop_cohort(cohort)
 }
