@@ -555,7 +555,9 @@ fn read_console(from: File, mut log: File, sender: Sender<Event>) -> JoinHandle<
 fn read_control(from: File, sender: Sender<Event>) -> JoinHandle<()> {
     thread::spawn(move || {
         for line in BufReader::new(from).lines().map_while(Result::ok) {
-            let _ = sender.send(Event::Control(line.trim().to_string()));
+            // A serial port's driver may send a byte when it tries the port out.
+            let line = line.trim_matches(|c: char| !c.is_ascii_graphic());
+            let _ = sender.send(Event::Control(line.to_string()));
         }
     })
 }
