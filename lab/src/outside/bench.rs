@@ -50,6 +50,9 @@ pub struct Options {
     /// Measure Cohort without each mechanism as well
     #[arg(long)]
     each_mechanism: bool,
+    /// L1's kernel, one that `lab kernels` lists [default: the newest that is sound]; results are kept apart
+    #[arg(long, value_name = "RELEASE")]
+    kernel: Option<String>,
 }
 
 /// A result as it is kept.
@@ -99,6 +102,7 @@ pub fn bench(options: &Options) -> Result<u8> {
     let jobs = cells.into_iter().map(|cell| Job {
         cell,
         each_mechanism: options.each_mechanism,
+        kernel: options.kernel.as_deref(),
         made_from: digest_of(&programs, cell, options.each_mechanism),
     });
     let (done, to_do): (Vec<Job>, VecDeque<Job>) = split(jobs, options.fresh);
@@ -184,15 +188,21 @@ fn run_all(jobs: VecDeque<Job<'_>>, at_a_time: u32) -> Vec<String> {
 struct Job<'a> {
     cell: &'a Cell,
     each_mechanism: bool,
+    kernel: Option<&'a str>,
     made_from: String,
 }
 
 impl Job<'_> {
     fn title(&self) -> String {
-        match self.each_mechanism {
-            true => format!("{}.each", self.cell.name),
-            false => self.cell.name.clone(),
+        let mut title = self.cell.name.clone();
+        if self.each_mechanism {
+            title.push_str(".each");
         }
+        if let Some(kernel) = self.kernel {
+            title.push('@');
+            title.push_str(kernel);
+        }
+        title
     }
 
     /// Where the run leaves its files.
@@ -279,6 +289,9 @@ impl Job<'_> {
             .arg(self.folder());
         if cell.needs_guest_image() {
             command.arg("--guest-image");
+        }
+        if let Some(kernel) = self.kernel {
+            command.args(["--kernel", kernel]);
         }
         command
             .args(["--", "lab", "inside", "cell"])
@@ -402,6 +415,7 @@ mod tests {
         let job = Job {
             cell: &cell,
             each_mechanism: true,
+            kernel: Some("6.12.1"),
             made_from: String::new(),
         };
         let command = job.command().unwrap();
@@ -410,8 +424,11 @@ mod tests {
             .map(|word| word.to_string_lossy().into_owned())
             .collect();
         let text = words.join(" ");
-        assert!(text.contains("--out out/bench/lock-2x2.each"), "{text}");
-        assert!(text.contains("-- lab inside cell {"), "{text}");
+        assert!(
+            text.contains("--out out/bench/lock-2x2.each@6.12.1 --kernel 6.12.1 --"),
+            "{text}"
+        );
+        assert!(text.contains(" lab inside cell {"), "{text}");
         assert!(text.ends_with("--each-mechanism"), "{text}");
         let passed: Cell = serde_json::from_str(&words[words.len() - 2]).unwrap();
         assert_eq!(passed, cell);
