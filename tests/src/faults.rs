@@ -4,6 +4,7 @@
 
 use std::fs;
 use std::panic::resume_unwind;
+use std::path::Path;
 use std::process::Command;
 use std::sync::Barrier;
 use std::thread::{scope, sleep};
@@ -266,9 +267,10 @@ fn removed_by_sysrq() -> Result<()> {
 /// A real-time task has a CPU for itself, so that whoever is bound to that waits for longer than the watchdog allows.
 fn removed_by_watchdog() -> Result<()> {
     let cpu = lab()?.guest_cpus[0];
-    // The kernel would let tasks of sched_ext have a twentieth of the CPU all the same.
+    // Since Linux 6.19 the kernel would let tasks of sched_ext have a twentieth of the CPU all the same.
     let server = format!("/sys/kernel/debug/sched/ext_server/cpu{cpu}/runtime");
-    let _server = Setting::set(&server, "0")?;
+    let server = Path::new(&server).exists().then_some(server);
+    let _server = server.map(|path| Setting::set(&path, "0")).transpose()?;
     let mut hog = None;
     removed(Exit::Watchdog, || {
         let mut command = Command::new("chrt");
