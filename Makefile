@@ -8,7 +8,7 @@ CASE ?=
 MINUTES ?= 30
 C_FILES := $(wildcard bpf/*.c bpf/*.h bpf/policy/*.h lab/guest/*.c lab/guest/*.h)
 
-.PHONY: help setup build test mutants soak check demo bench install clean
+.PHONY: help setup build test mutants soak check demo bench deb install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -16,10 +16,11 @@ help: ## this list
 setup: ## install the Debian packages of packages.txt that are missing
 	@lab/setup
 
-build: setup ## the program, the lab and the tests
+build: setup ## the program with its man pages and completions, the lab and the tests
 	$(CARGO) build --release --locked --workspace
+	target/release/cohort-deploy target/manual
 
-test: build ## unit tests here, then everything that needs a KVM host, in the lab
+test: deb ## unit tests here, then everything that needs a KVM host, in the lab
 	@tests/run
 
 mutants: build ## faults put into the scheduler on purpose: does the test that each names find it? In the lab
@@ -44,10 +45,21 @@ bench: build ## the matrix of lab/matrix.toml: VMs' progress under the stock sch
 	[ -n "$(CASE)" ] || $(LAB) report || exit; \
 	exit $$status
 
-install: build ## the program, its systemd units, and what Prometheus and Grafana want, below DESTDIR
+deb: build ## a Debian package of what `make install` installs: target/debian/cohort_*.deb, checked by lintian
+	rm -rf target/debian && mkdir -p target/debian
+	debian/rules clean binary && debian/rules clean
+	lintian --fail-on error,warning --info target/debian/*.deb
+
+install: ## what `make build` has built, below DESTDIR; builds and downloads nothing, and keeps an /etc/cohort.toml that is there
+	@[ -x target/release/cohort ] && [ -d target/manual ] || { echo "There is nothing to install yet: run 'make build' first." >&2; exit 1; }
 	install -D -m 755 target/release/cohort $(DESTDIR)/usr/sbin/cohort
-	install -D -m 644 deploy/cohort.toml $(DESTDIR)/etc/cohort.toml
+	[ -e $(DESTDIR)/etc/cohort.toml ] || install -D -m 644 deploy/cohort.toml $(DESTDIR)/etc/cohort.toml
 	install -D -m 644 -t $(DESTDIR)/lib/systemd/system deploy/cohort.service deploy/cohort-export.service
+	install -D -m 644 deploy/cohort.sysusers $(DESTDIR)/usr/lib/sysusers.d/cohort.conf
+	install -D -m 644 -t $(DESTDIR)/usr/share/man/man8 target/manual/man/*.8
+	install -D -m 644 target/manual/completions/cohort.bash $(DESTDIR)/usr/share/bash-completion/completions/cohort
+	install -D -m 644 -t $(DESTDIR)/usr/share/zsh/vendor-completions target/manual/completions/_cohort
+	install -D -m 644 -t $(DESTDIR)/usr/share/fish/vendor_completions.d target/manual/completions/cohort.fish
 	install -D -m 644 -t $(DESTDIR)/usr/share/cohort deploy/prometheus/cohort.rules.yml deploy/grafana/cohort.json
 
 clean: ## build output and run folders; the cache in ~/.cache/cohort stays

@@ -13,8 +13,7 @@ use crate::settings::RunOptions;
 use crate::stats::{StatsOptions, stats};
 use crate::top::{TopOptions, top};
 use crate::watch::{WatchOptions, watch};
-use clap::{Parser, Subcommand};
-use std::io::Write;
+use clap::{CommandFactory, Parser, Subcommand};
 
 /// Schedules the virtual CPUs of KVM hosts that run more vCPUs than they have CPUs
 ///
@@ -34,8 +33,9 @@ enum Command {
     ///
     /// Whatever happens to this program, kill -9 included, the kernel takes the
     /// host back by itself and running guests go on. Mechanisms can be switched
-    /// while it runs (`cohort set`); to change another setting, stop and start
-    /// again: guests do not notice.
+    /// while it runs (`cohort set`). SIGHUP (`systemctl reload cohort`) reads the
+    /// settings anew; the log says which ones need a restart. Guests do not notice
+    /// one.
     #[command(after_long_help = exit_code_help())]
     Run(RunOptions),
     /// Show what a running `cohort run` counts, per VM
@@ -90,6 +90,11 @@ enum Command {
     Export(ExportOptions),
 }
 
+/// The command line's description, of which man pages and completions are made.
+pub fn command() -> clap::Command {
+    Cli::command()
+}
+
 /// Does what the command line says; failures are said on standard error.
 pub fn main() -> Exit {
     let cli = Cli::parse();
@@ -108,8 +113,7 @@ pub fn main() -> Exit {
     match result {
         Ok(()) => Exit::Success,
         Err(failure) => {
-            // Not a log line: it must be seen whatever RUST_LOG says. If nobody can see it, the exit code still says why.
-            let _ = writeln!(logging::stderr(), "cohort: {failure}");
+            logging::say_failure(&failure);
             failure.exit()
         }
     }
@@ -118,18 +122,17 @@ pub fn main() -> Exit {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use clap::CommandFactory;
 
     #[test]
     fn the_command_line_is_consistent() {
-        Cli::command().debug_assert();
+        command().debug_assert();
     }
 
     #[test]
     fn a_value_out_of_range_is_refused() {
         for arguments in [
             ["cohort", "run", "--slice-us", "99"],
-            ["cohort", "run", "--slice-us", "4ms"],
+            ["cohort", "run", "--slice", "4 lightyears"],
             ["cohort", "run", "--timeout-ms", "30001"],
             ["cohort", "run", "--stats", "0"],
         ] {

@@ -12,6 +12,7 @@ pub mod cli;
 pub mod columns;
 pub mod compare;
 pub mod doctor;
+pub mod duration;
 pub mod entitlement;
 pub mod exceptions;
 pub mod exit;

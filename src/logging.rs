@@ -4,17 +4,23 @@
 use libbpf_rs::PrintLevel;
 use nix::poll::{PollFd, PollFlags, poll};
 use std::env;
+use std::fmt;
 use std::io::{self, IsTerminal, Stderr, Write};
 use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
+use tracing::{Event, Level, Subscriber};
 use tracing_subscriber::EnvFilter;
+use tracing_subscriber::fmt::format::Writer;
+use tracing_subscriber::fmt::{FmtContext, FormatEvent, FormatFields};
+use tracing_subscriber::registry::LookupSpan;
 
 /// A reader that is merely slow has this long for a line.
 const PATIENCE_MS: u16 = 100;
 
 /// Starts logging. `RUST_LOG` chooses what is logged, as in other Rust programs.
 ///
-/// The journal stamps each line itself, so lines that go there carry no time.
+/// The journal stamps each line itself, and has a field for how much it matters, so lines that go there carry neither time
+/// nor level, but a priority as in sd-daemon(3).
 pub fn init() {
     // scx_utils tells at each start which features it found in the kernel, and
     // scx_stats warns of each client that goes away, as all of them do.
@@ -28,10 +34,53 @@ pub fn init() {
         // It would tell of a line that cannot be written on standard error too, and panic as that fails as well.
         .log_internal_errors(false);
     match stderr_is_journal() {
-        true => builder.without_time().init(),
+        true => builder.event_format(ForJournal).init(),
         false => builder.init(),
     }
     libbpf_rs::set_print(Some((PrintLevel::Debug, log_libbpf)));
+}
+
+/// How the journal shows lines: `<3>` and so on in front of each.
+struct ForJournal;
+
+impl<S, N> FormatEvent<S, N> for ForJournal
+where
+    S: Subscriber + for<'a> LookupSpan<'a>,
+    N: for<'a> FormatFields<'a> + 'static,
+{
+    fn format_event(
+        &self,
+        context: &FmtContext<'_, S, N>,
+        mut to: Writer<'_>,
+        event: &Event<'_>,
+    ) -> fmt::Result {
+        let mut text = String::new();
+        context.format_fields(Writer::new(&mut text), event)?;
+        to.write_str(&with_priority(*event.metadata().level(), &text))
+    }
+}
+
+/// For the journal a line is a message, so each one has it.
+fn with_priority(level: Level, text: &str) -> String {
+    let priority = match level {
+        Level::ERROR => 3,
+        Level::WARN => 4,
+        Level::INFO => 6,
+        Level::DEBUG | Level::TRACE => 7,
+    };
+    let lines = text.lines();
+    lines.map(|line| format!("<{priority}>{line}\n")).collect()
+}
+
+/// Says why this program ends. It is no log line: it must be seen whatever `RUST_LOG` says. If nobody can see it, the exit
+/// code still says why.
+pub fn say_failure(failure: &impl fmt::Display) {
+    let sentence = format!("cohort: {failure}\n");
+    let sentence = match stderr_is_journal() {
+        true => with_priority(Level::ERROR, &sentence),
+        false => sentence,
+    };
+    let _ = stderr().write_all(sentence.as_bytes());
 }
 
 /// Standard error, which takes lines also while nobody reads it.
@@ -84,6 +133,15 @@ mod tests {
     use super::*;
     use std::io::{Read, pipe};
     use std::time::{Duration, Instant};
+
+    #[test]
+    fn each_line_for_the_journal_has_its_priority() {
+        let lines = |level| with_priority(level, "one\ntwo");
+        assert_eq!(lines(Level::ERROR), "<3>one\n<3>two\n");
+        assert_eq!(lines(Level::WARN), "<4>one\n<4>two\n");
+        assert_eq!(lines(Level::INFO), "<6>one\n<6>two\n");
+        assert_eq!(lines(Level::DEBUG), "<7>one\n<7>two\n");
+    }
 
     #[test]
     fn a_line_is_left_out_while_nobody_reads_and_comes_once_somebody_does() {

@@ -5,15 +5,16 @@ use crate::exit::{Exit, Failure};
 use crate::host::instance::{Claimed, Instance};
 use crate::host::paths::Host;
 use crate::host::preflight;
-use crate::mechanism::Switch;
+use crate::mechanism::{Mechanism, Mechanisms, Switch};
 use crate::metrics::{HostStats, Reading};
 use crate::printer::Printer;
 use crate::scheduler::{Ending, Scheduler, monotonic_ns};
 use crate::settings::{RunOptions, Settings};
-use crate::signals::watch_signals;
+use crate::signals::{HangUp, HungUp, watch_signals};
 use crate::stats_server::StatsServer;
-use crate::{systemd, table};
+use crate::{duration, systemd, table};
 use anyhow::Result;
+use clap::ValueEnum;
 use std::io;
 use std::mem::MaybeUninit;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -29,13 +30,15 @@ const EXCEPTIONS_PERIOD: Duration = Duration::from_secs(1);
 const HALTS_PERIOD: Duration = Duration::from_secs(1);
 /// Where the kernel does not tell of cpu.max.
 const CAPS_PERIOD: Duration = Duration::from_secs(1);
+/// How old `systemctl status` may be.
+const STATUS_PERIOD: Duration = Duration::from_secs(10);
 /// How soon KVM is noticed when it is loaded after Cohort.
 const KVM_PERIOD: Duration = Duration::from_millis(500);
 
 /// Schedules the host until a signal, an error, or somebody else ends it.
 pub fn run(options: &RunOptions, host: &Host) -> Result<(), Failure> {
-    let mut settings =
-        Settings::resolve(options).map_err(|error| Failure::new(Exit::Config, error))?;
+    let mut settings = Settings::resolve(options, host)?;
+    let mut mechanisms = settings.mechanisms;
     preflight::check_host(host)?;
     if !options.known_bad_kernel {
         preflight::check_known_bad(host)?;
@@ -44,22 +47,33 @@ pub fn run(options: &RunOptions, host: &Host) -> Result<(), Failure> {
     preflight::check_now(host)?;
 
     let told_to_leave = watch_signals()?;
+    let hang_up = HangUp::watch()?;
+    tracing::info!("{}", settings.origin());
     let mut server = None;
     loop {
         let mut object = MaybeUninit::uninit();
-        let scheduler = Scheduler::attach(&mut object, &settings, host)?;
+        let with = Settings {
+            mechanisms,
+            ..settings.clone()
+        };
+        let scheduler = Scheduler::attach(&mut object, &with, host)?;
         // It stays when the scheduler is loaded anew, and its clients with it.
         let server = match &mut server {
             Some(server) => server,
             none => none.insert(StatsServer::open(host, &Reading::at_load(monotonic_ns()?))),
         };
-        let mut watch = Watch::new(scheduler, server, &told_to_leave, &settings, host)?;
+        let told = Told {
+            to_leave: &told_to_leave,
+            to_reload: &hang_up,
+        };
+        let mut watch = Watch::new(scheduler, server, told, &mut settings, host)?;
         systemd::ready("Scheduling this host");
-        let reason = watch.until_end();
+        let reason = watch.until_end(options);
+        let scheduler = watch.scheduler;
         // What was switched stays so when the scheduler is loaded anew.
-        settings.mechanisms = watch.scheduler.mechanisms();
+        mechanisms = scheduler.mechanisms();
         systemd::stopping();
-        match (watch.scheduler.leave(), reason) {
+        match (scheduler.leave(), reason) {
             (Ending::Removed(failure), _) => return Err(failure),
             (_, Err(failure)) => return Err(failure),
             (Ending::Restart, Ok(End::Removed)) => {
@@ -114,11 +128,20 @@ enum End {
     KvmCame,
 }
 
+/// What signals ask for.
+#[derive(Clone, Copy)]
+struct Told<'a> {
+    to_leave: &'a AtomicBool,
+    to_reload: &'a HangUp,
+}
+
 /// Watches over a loaded scheduler.
 struct Watch<'a, 'object> {
     scheduler: Scheduler<'object>,
     server: &'a mut StatsServer,
-    told_to_leave: &'a AtomicBool,
+    told: Told<'a>,
+    /// What the command line and the file say; `cohort set` may have switched mechanisms since.
+    settings: &'a mut Settings,
     host: &'a Host,
     cookies: Every,
     kvm: Every,
@@ -128,39 +151,48 @@ struct Watch<'a, 'object> {
     table: Option<Every>,
     printer: Option<Printer>,
     last_table: Reading,
+    status: Option<Every>,
+    last_status: Reading,
 }
 
 impl<'a, 'object> Watch<'a, 'object> {
     fn new(
         scheduler: Scheduler<'object>,
         server: &'a mut StatsServer,
-        told_to_leave: &'a AtomicBool,
-        settings: &Settings,
+        told: Told<'a>,
+        settings: &'a mut Settings,
         host: &'a Host,
     ) -> Result<Self> {
+        let at_load = Reading::at_load(monotonic_ns()?);
         Ok(Self {
             scheduler,
             server,
-            told_to_leave,
+            told,
             host,
             cookies: Every::new(COOKIE_PERIOD),
             kvm: Every::new(KVM_PERIOD),
             exceptions: Every::new(EXCEPTIONS_PERIOD),
             halts: Every::new(HALTS_PERIOD),
             caps: Every::new(CAPS_PERIOD),
-            table: settings
-                .stats_seconds
-                .map(|seconds| Every::new(Duration::from_secs(seconds))),
-            printer: settings.stats_seconds.and_then(|_| printer()),
-            last_table: Reading::at_load(monotonic_ns()?),
+            table: settings.stats.map(Every::new),
+            printer: settings.stats.and_then(|_| printer()),
+            last_table: at_load.clone(),
+            status: systemd::listens().then(|| Every::new(STATUS_PERIOD)),
+            last_status: at_load,
+            settings,
         })
     }
 
     /// Returns when the scheduler is to be taken out, or is out already.
-    fn until_end(&mut self) -> Result<End, Failure> {
+    fn until_end(&mut self, options: &RunOptions) -> Result<End, Failure> {
         loop {
-            if self.told_to_leave.load(Ordering::Relaxed) {
+            if self.told.to_leave.load(Ordering::Relaxed) {
                 return Ok(End::Signal);
+            }
+            match self.told.to_reload.take() {
+                Some(HungUp::TerminalGone) => return Ok(End::Signal),
+                Some(HungUp::Reload) => self.reload(options),
+                None => {}
             }
             if self.scheduler.has_exited() {
                 return Ok(End::Removed);
@@ -194,6 +226,9 @@ impl<'a, 'object> Watch<'a, 'object> {
             if self.table.as_mut().is_some_and(Every::is_due) {
                 self.print_table();
             }
+            if self.status.as_mut().is_some_and(Every::is_due) {
+                self.tell_status();
+            }
             let scheduler = &mut self.scheduler;
             self.server.answer(ATTENTION_PERIOD, |switches| {
                 switches.iter().for_each(|&switch| make(switch, scheduler));
@@ -202,26 +237,89 @@ impl<'a, 'object> Watch<'a, 'object> {
         }
     }
 
-    fn print_table(&mut self) {
-        let now = match self.scheduler.read() {
-            Ok(now) => now,
-            // Scheduling goes on without being looked at.
-            Err(error) => {
-                tracing::warn!("no table this time: {error:#}");
+    /// Reads the settings anew. What is wrong with them is said, and changes nothing.
+    fn reload(&mut self, options: &RunOptions) {
+        let new = match Settings::resolve(options, self.host) {
+            Ok(new) => new,
+            Err(failure) => {
+                tracing::error!("the settings stay as they are: {failure}");
                 return;
             }
         };
-        let stats = HostStats::between(&self.last_table, &now);
-        self.last_table = now;
-        systemd::status(&format!(
-            "Scheduling {} VMs, {:.0} % of this host",
-            stats.vms.len(),
-            stats.vms_share_pct
-        ));
-        if let Some(printer) = &mut self.printer {
+        tracing::info!("the settings were read anew: {}", new.origin());
+        let change = self.settings.change_to(new);
+        if change.is_empty() {
+            tracing::info!("nothing has changed");
+        }
+        for switch in change.switches {
+            make(switch, &mut self.scheduler);
+        }
+        if let Some(exceptions) = change.exceptions {
+            tracing::info!("vm: {} exceptions hold now", exceptions.len());
+            if let Err(error) = self.scheduler.set_exceptions(exceptions) {
+                tracing::warn!("vm: an exception that no longer holds stays: {error:#}");
+            }
+        }
+        if let Some(stats) = change.stats {
+            let often = stats.map_or(String::from("no more"), |period| {
+                format!("each {}", duration::show(period))
+            });
+            tracing::info!("stats: tables are printed {often}");
+            self.table = stats.map(Every::new);
+            self.printer = stats.and_then(|_| self.printer.take().or_else(printer));
+        }
+        for sentence in change.needs_restart {
+            tracing::warn!("{sentence}");
+        }
+    }
+
+    /// What happened since `last`, which becomes now; `None` if that cannot be told. Scheduling goes on without being
+    /// looked at.
+    fn since(scheduler: &Scheduler<'_>, last: &mut Reading) -> Option<HostStats> {
+        let now = scheduler.read();
+        let now = now.inspect_err(|error| tracing::warn!("no statistics this time: {error:#}"));
+        let now = now.ok()?;
+        let stats = HostStats::between(last, &now);
+        *last = now;
+        Some(stats)
+    }
+
+    fn print_table(&mut self) {
+        if let Some(stats) = Self::since(&self.scheduler, &mut self.last_table)
+            && let Some(printer) = &mut self.printer
+        {
             printer.print(table::render(&stats) + "\n");
         }
     }
+
+    fn tell_status(&mut self) {
+        if let Some(stats) = Self::since(&self.scheduler, &mut self.last_status) {
+            systemd::status(&status(&stats, self.scheduler.mechanisms()));
+        }
+    }
+}
+
+/// What is scheduled, for `systemctl status`.
+fn status(stats: &HostStats, mechanisms: Mechanisms) -> String {
+    let vcpus: u32 = stats.vms.values().map(|vm| vm.vcpus).sum();
+    let some = |number: usize, what: &str| match number {
+        1 => format!("1 {what}"),
+        number => format!("{number} {what}s"),
+    };
+    let mut line = format!(
+        "Scheduling {} with {} on {}; VMs have {:.0} % of the CPU time",
+        some(stats.vms.len(), "VM"),
+        some(vcpus as usize, "vCPU"),
+        some(stats.cpus as usize, "CPU"),
+        stats.vms_share_pct
+    );
+    let off = Mechanism::value_variants().iter();
+    let off = off.filter(|mechanism| !mechanisms.contains(**mechanism));
+    let off: Vec<String> = off.map(|mechanism| mechanism.name()).collect();
+    if !off.is_empty() {
+        line += &format!("; off: {}", off.join(", "));
+    }
+    line
 }
 
 fn printer() -> Option<Printer> {
@@ -267,6 +365,7 @@ impl Every {
 mod tests {
     use super::*;
     use crate::host::paths::fixture::Fixture;
+    use crate::metrics::VmStats;
 
     #[test]
     fn a_second_instance_is_refused_with_what_to_do() {
@@ -279,6 +378,24 @@ mod tests {
                 .to_string()
                 .contains(&format!("(process {}, begun ", std::process::id()))
         );
+    }
+
+    #[test]
+    fn systemd_is_told_what_is_scheduled_and_what_is_off() {
+        let vm = |vcpus| VmStats {
+            vcpus,
+            ..VmStats::default()
+        };
+        let stats = HostStats {
+            cpus: 4,
+            vms_share_pct: 82.6,
+            vms: [(1, vm(2)), (2, vm(8))].into(),
+            ..HostStats::default()
+        };
+        let all = "Scheduling 2 VMs with 10 vCPUs on 4 CPUs; VMs have 83 % of the CPU time";
+        assert_eq!(status(&stats, Mechanisms::all_but(&[])), all);
+        let some = Mechanisms::all_but(&[Mechanism::Ipi, Mechanism::Wake]);
+        assert_eq!(status(&stats, some), format!("{all}; off: ipi, wake"));
     }
 
     #[test]

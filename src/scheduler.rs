@@ -3,6 +3,7 @@
 //! and takes it out again. When to do so is decided in `run.rs`.
 
 use crate::bpf::{from_bytes, intf, skel};
+use crate::duration;
 use crate::exceptions::{CohortRule, Exception, rule_for};
 use crate::exit::{Exit, Failure};
 use crate::features::Features;
@@ -129,11 +130,11 @@ impl<'object> Scheduler<'object> {
         turn_on(&mut skel, settings.mechanisms);
         let link = attach(&mut skel).map_err(rejected)?;
         tracing::info!(
-            "Cohort schedules this host: {} CPU numbers in {} domains, slice {} us, watchdog {} ms",
+            "Cohort schedules this host: {} CPU numbers in {} domains, slice {}, watchdog {}",
             domains.of_cpu.len(),
             domains.count,
-            settings.slice_us,
-            settings.timeout_ms
+            duration::show(settings.slice),
+            duration::show(settings.timeout)
         );
         Ok(Self {
             skel,
@@ -233,6 +234,16 @@ impl<'object> Scheduler<'object> {
             let told = self.skel.progs.tell_cap.test_run(input);
             told.context("the BPF part cannot be told of cpu.max")?;
         }
+        Ok(())
+    }
+
+    /// Lets `exceptions` hold from the next [`Self::follow_exceptions`] on.
+    pub fn set_exceptions(&mut self, exceptions: Vec<Exception>) -> Result<()> {
+        // They may hold for VMs that are ruled already.
+        for (tgid, _) in std::mem::take(&mut self.ruled) {
+            self.set_rule(tgid, CohortRule::Auto)?;
+        }
+        self.exceptions = exceptions;
         Ok(())
     }
 
@@ -389,7 +400,7 @@ fn ending(kind: i32, report: Result<()>) -> Ending {
             format!(
                 "the kernel's watchdog removed Cohort, because a task waited too long for a CPU \
                  ({said}). {GIVEN_BACK} If the host was merely overloaded, or a real-time task had a \
-                 CPU to itself, start Cohort with a longer --timeout-ms; else keep the dump above \
+                 CPU to itself, start Cohort with a longer --timeout; else keep the dump above \
                  for a report."
             ),
         ),
@@ -455,12 +466,13 @@ fn configure_and_load<'object>(
     constants.nr_domains = u32::from(domains.count);
     let (groups, entities) = room(domains.of_cpu.len());
     (constants.nr_groups, constants.nr_entities) = (groups, entities);
-    constants.slice_ns = settings.slice_us * 1000;
+    constants.slice_ns = nanoseconds(settings.slice);
     // A task that waits for longer than the watchdog allows ends the scheduler.
-    let starved_ns = u64::from(settings.timeout_ms) * 1_000_000 / 4;
+    let starved_ns = nanoseconds(settings.timeout) / 4;
     constants.starved_ns = constants.starved_ns.min(starved_ns);
-    constants.ready_wait_ns = settings.ready_wait_ms * 1_000_000;
-    open.struct_ops.cohort_ops_mut().timeout_ms = settings.timeout_ms;
+    constants.ready_wait_ns = nanoseconds(settings.ready_wait);
+    open.struct_ops.cohort_ops_mut().timeout_ms =
+        u32::try_from(settings.timeout.as_millis()).unwrap_or(u32::MAX);
     make_room(&mut open, groups, entities)?;
     // The ops are attached last and by themselves, in attach(); libbpf would
     // warn that the skeleton does not attach them with the rest.
@@ -469,6 +481,11 @@ fn configure_and_load<'object>(
     let err = unsafe { libbpf_rs::libbpf_sys::bpf_map__set_autoattach(ops.as_ptr(), false) };
     ensure!(err == 0, "libbpf cannot leave the ops to this program");
     Ok(scx_ops_load!(open, cohort_ops, uei))
+}
+
+/// Settings are of seconds at most.
+fn nanoseconds(duration: Duration) -> u64 {
+    u64::try_from(duration.as_nanos()).unwrap_or(u64::MAX)
 }
 
 /// How many VMs and cgroups, and how many entities, a host of so many CPU numbers has room for. A VM of libvirt with four

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! `cohort stats`: shows what a running `cohort run` counts.
 
+use crate::duration::parse_interval;
 use crate::exit::{Exit, Failure};
 use crate::host::paths::Host;
 use crate::metrics::HostStats;
@@ -13,9 +14,9 @@ use std::time::Duration;
 /// The options of `cohort stats`.
 #[derive(Args, Clone, Debug)]
 pub struct StatsOptions {
-    /// Time between two tables, in seconds; 1 to 3600
-    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
-    interval_s: u64,
+    /// Time between two tables; 1s to 1h, a number without a unit is in seconds
+    #[arg(long, value_name = "TIME", visible_alias = "interval-s", default_value = "1s", value_parser = parse_interval)]
+    interval: Duration,
 
     /// Stop after this many tables [default: never]
     #[arg(long, value_name = "TABLES", value_parser = clap::value_parser!(u64).range(1..))]
@@ -40,7 +41,7 @@ pub fn stats(options: &StatsOptions, host: &Host) -> Result<(), Failure> {
         if options.count == Some(printed) {
             return Ok(());
         }
-        thread::sleep(Duration::from_secs(options.interval_s));
+        thread::sleep(options.interval);
     }
 }
 
@@ -54,10 +55,11 @@ fn text(options: &StatsOptions, host_stats: &HostStats) -> Result<String, Failur
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::duration::SECOND;
     use crate::host::paths::fixture::Fixture;
 
     const ONE_AS_JSON: StatsOptions = StatsOptions {
-        interval_s: 1,
+        interval: SECOND,
         count: Some(1),
         json: true,
     };

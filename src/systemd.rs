@@ -13,6 +13,11 @@ pub fn status(status: &str) {
     notify(&[NotifyState::Status(status)]);
 }
 
+/// Whether anybody listens.
+pub fn listens() -> bool {
+    std::env::var_os("NOTIFY_SOCKET").is_some()
+}
+
 /// Cohort is giving the host back.
 pub fn stopping() {
     notify(&[NotifyState::Stopping]);

@@ -2,6 +2,7 @@
 //! `cohort watch`: shows what the vCPUs of this host do, and changes nothing.
 
 use crate::columns::Column;
+use crate::duration::parse_interval;
 use crate::exit::Failure;
 use crate::host::paths::Host;
 use crate::observer::{Observer, Windows};
@@ -26,9 +27,9 @@ const ATTENTION_PERIOD: Duration = Duration::from_millis(100);
 /// The options of `cohort watch`.
 #[derive(Args, Clone, Debug)]
 pub struct WatchOptions {
-    /// Time between two tables, in seconds; 1 to 3600
-    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
-    interval_s: u64,
+    /// Time between two tables; 1s to 1h, a number without a unit is in seconds
+    #[arg(long, value_name = "TIME", visible_alias = "interval-s", default_value = "1s", value_parser = parse_interval)]
+    interval: Duration,
 
     /// Stop after this many tables [default: never]
     #[arg(long, value_name = "TABLES", value_parser = clap::value_parser!(u64).range(1..))]
@@ -53,9 +54,9 @@ pub struct WatchOptions {
 
 impl WatchOptions {
     /// Tables of all VMs for ever.
-    pub fn tables(interval_s: u64, record: Option<PathBuf>) -> Self {
+    pub fn tables(interval: Duration, record: Option<PathBuf>) -> Self {
         Self {
-            interval_s,
+            interval,
             count: None,
             vm: None,
             vcpus: false,
@@ -76,11 +77,10 @@ pub fn watch(options: &WatchOptions, host: &Host) -> Result<(), Failure> {
         .map(Recorder::create)
         .transpose()?;
     systemd::ready("Watching this host");
-    let interval = Duration::from_secs(options.interval_s);
     let mut next = Instant::now();
     let mut printed = 0;
     loop {
-        next += interval;
+        next += options.interval;
         if !sleep_until(next, &told_to_leave) {
             return Ok(());
         }

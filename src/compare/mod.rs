@@ -13,14 +13,16 @@ pub mod statistics;
 pub mod verdict;
 pub mod window;
 
-use crate::exit::Failure;
+use crate::duration::{self, SECOND};
+use crate::exit::{Exit, Failure};
 use crate::host::paths::Host;
 use crate::host::preflight;
 use crate::observer::Observer;
+use crate::settings::{RunOptions, Settings};
 use crate::signals::watch_signals;
 use crate::table;
 use crate::view::HostView;
-use anyhow::{Context, Result, ensure};
+use anyhow::{Context, Result, anyhow, ensure};
 use clap::Args;
 use report::{Comparison, Setting};
 use rounds::{arm_names, run_rounds};
@@ -32,6 +34,9 @@ use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 use window::{Meter, Probes};
+
+const WINDOWS: RangeInclusive<Duration> = Duration::from_millis(500)..=Duration::from_secs(3600);
+const SETTLING: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(600);
 
 /// The options of `cohort compare`.
 #[derive(Args, Clone, Debug)]
@@ -49,13 +54,13 @@ pub struct CompareOptions {
     #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u16).range(1..=1000))]
     rounds: u16,
 
-    /// Length of a window in seconds; longer ones even out what your guests do in bursts
-    #[arg(long, value_name = "SECONDS", default_value = "10", value_parser = |text: &str| seconds(text, 0.5..=3600.0))]
-    window_s: f64,
+    /// Length of a window; longer ones even out what your guests do in bursts; 500ms to 1h
+    #[arg(long, value_name = "TIME", visible_alias = "window-s", default_value = "10s", value_parser = |text: &str| duration::parse(text, SECOND, &WINDOWS))]
+    window: Duration,
 
-    /// From a scheduler's start to its window in seconds: what is left of the other one is not measured
-    #[arg(long, value_name = "SECONDS", default_value = "3", value_parser = |text: &str| seconds(text, 0.0..=600.0))]
-    settle_s: f64,
+    /// From a scheduler's start to its window: what is left of the other one is not measured; at most 10m
+    #[arg(long, value_name = "TIME", visible_alias = "settle-s", default_value = "3s", value_parser = |text: &str| duration::parse(text, SECOND, &SETTLING))]
+    settle: Duration,
 
     #[command(flatten)]
     probes: Probes,
@@ -80,21 +85,10 @@ impl CompareOptions {
     }
 }
 
-/// A length of time on the command line.
-fn seconds(text: &str, possible: RangeInclusive<f64>) -> Result<f64, String> {
-    match text.parse() {
-        Ok(seconds) if possible.contains(&seconds) => Ok(seconds),
-        _ => Err(format!(
-            "it must be a number of seconds from {} to {}",
-            possible.start(),
-            possible.end()
-        )),
-    }
-}
-
 /// Compares, and prints what came out.
 pub fn compare(options: &CompareOptions, host: &Host) -> Result<(), Failure> {
     options.probes.check()?;
+    let remarks = settings(&options.schedulers(), host)?;
     preflight::check_host(host)?;
     preflight::check_known_bad(host)?;
     preflight::check_now(host)?;
@@ -102,7 +96,7 @@ pub fn compare(options: &CompareOptions, host: &Host) -> Result<(), Failure> {
     let html = options.html.as_deref();
     let page = html.map(|path| table::new_file("page", path));
     let page = page.transpose()?;
-    let comparison = measure(options, host).inspect_err(|_| {
+    let comparison = measure(options, remarks, host).inspect_err(|_| {
         if let Some(path) = &options.html {
             // It is empty, and in the way of the next try.
             let _ = fs::remove_file(path);
@@ -120,7 +114,32 @@ pub fn compare(options: &CompareOptions, host: &Host) -> Result<(), Failure> {
     printed
 }
 
-fn measure(options: &CompareOptions, host: &Host) -> Result<Comparison, Failure> {
+/// Which settings file each Cohort runs with, in sentences.
+///
+/// # Errors
+/// When a file or an option of one is wrong: now, and not in its first window.
+fn settings(schedulers: &[Scheduler], host: &Host) -> Result<Vec<String>, Failure> {
+    let mut remarks = Vec::new();
+    for scheduler in schedulers {
+        let Some(words) = scheduler.options_of_run() else {
+            continue;
+        };
+        let name = scheduler.name();
+        let options = RunOptions::from_words(words).map_err(|error| {
+            Failure::new(Exit::Usage, anyhow!("{name:?} cannot be run: {error}"))
+        })?;
+        if let Some(file) = Settings::resolve(&options, host)?.file {
+            remarks.push(format!("{name}: the settings of {} hold.", file.display()));
+        }
+    }
+    Ok(remarks)
+}
+
+fn measure(
+    options: &CompareOptions,
+    mut remarks: Vec<String>,
+    host: &Host,
+) -> Result<Comparison, Failure> {
     let told_to_leave = watch_signals()?;
     let mut object = MaybeUninit::uninit();
     let observer = Observer::load(&mut object, host)?;
@@ -129,8 +148,8 @@ fn measure(options: &CompareOptions, host: &Host) -> Result<Comparison, Failure>
     let meter = Meter {
         observer: &observer,
         probes: &options.probes,
-        settle: Duration::from_secs_f64(options.settle_s),
-        window: Duration::from_secs_f64(options.window_s),
+        settle: options.settle,
+        window: options.window,
         told_to_leave: &told_to_leave,
     };
     let rounds = usize::from(options.rounds);
@@ -138,12 +157,13 @@ fn measure(options: &CompareOptions, host: &Host) -> Result<Comparison, Failure>
     eprintln!(
         "{}: {rounds} rounds, {} s and what exchanging takes. Guests run on; Ctrl-C gives the host back at once.",
         names.join(" against "),
-        (windows as f64 * (options.window_s + options.settle_s)).ceil()
+        (windows as f64 * (options.window + options.settle).as_secs_f64()).ceil()
     );
     let release = fs::read_to_string(host.proc.join("sys/kernel/osrelease"));
     let now = observer.read()?;
+    remarks.extend(progress::remarks(&HostView::between(&now, &now)));
     let setting = Setting {
-        remarks: progress::remarks(&HostView::between(&now, &now)),
+        remarks,
         ..Setting::begin(&release.unwrap_or_default(), meter.window, meter.settle)
     };
     let logs = tempfile::tempdir().context("there is no room for the schedulers' output")?;
@@ -160,4 +180,41 @@ fn measure(options: &CompareOptions, host: &Host) -> Result<Comparison, Failure>
     // A failure keeps its code.
     .map_err(|error| error.downcast::<Failure>().unwrap_or_else(Failure::from))?;
     Ok(Comparison::of(setting, windows, names)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::paths::fixture::Fixture;
+
+    fn of(schedulers: &[&str], host: &Host) -> Result<Vec<String>, Failure> {
+        let schedulers = schedulers
+            .iter()
+            .map(|text| text.parse().expect("it is one"));
+        settings(&schedulers.collect::<Vec<_>>(), host)
+    }
+
+    #[test]
+    fn it_is_said_which_settings_hold() {
+        let host = Fixture::new().with("etc/cohort.toml", "slice = \"2ms\"\n");
+        let remarks = of(
+            &["stock", "cohort --off ipi", "scx_simple -f"],
+            &host.host(),
+        );
+        let remarks = remarks.expect("they are sound");
+        assert_eq!(remarks.len(), 1, "{remarks:?}");
+        assert!(remarks[0].starts_with("cohort --off ipi: ") && remarks[0].contains("cohort.toml"));
+        assert!(of(&["stock", "cohort"], &Fixture::new().host()).is_ok_and(|all| all.is_empty()));
+    }
+
+    #[test]
+    fn what_cohort_would_refuse_is_refused_before_anything_is_measured() {
+        let host = Fixture::new().with("etc/cohort.toml", "slices = 2\n");
+        let failure = of(&["cohort"], &host.host()).expect_err("the file is wrong");
+        assert_eq!(failure.exit(), Exit::Config);
+        of(&["stock"], &host.host()).expect("nobody reads the file");
+        of(&["cohort --config /dev/null"], &host.host()).expect("another file is read");
+        let failure = of(&["cohort --slise 1ms"], &host.host()).expect_err("no such option");
+        assert_eq!(failure.exit(), Exit::Usage);
+    }
 }

@@ -89,6 +89,18 @@ impl Scheduler {
         }
     }
 
+    /// The words behind `cohort run`, if it is that.
+    pub fn options_of_run(&self) -> Option<impl Iterator<Item = &str>> {
+        match self {
+            Self::Program {
+                command,
+                ops_prefix: Some(prefix),
+                ..
+            } if prefix == "cohort" => Some(command.iter().skip(2).map(String::as_str)),
+            _ => None,
+        }
+    }
+
     /// Lets it take over: returns when it schedules. For the stock scheduler there is nothing to start. What it prints
     /// is kept in a file in the folder `logs`, which is made if need be.
     ///

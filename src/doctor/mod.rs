@@ -8,6 +8,7 @@ mod vms;
 
 use crate::exit::{Exit, Failure};
 use crate::host::paths::Host;
+use crate::settings::SettingsSource;
 use crate::table::{json_line, print};
 use anyhow::anyhow;
 use clap::Args;
@@ -16,6 +17,9 @@ use serde::Serialize;
 /// The options of `cohort doctor`.
 #[derive(Args, Clone, Debug)]
 pub struct DoctorOptions {
+    #[command(flatten)]
+    settings: SettingsSource,
+
     /// Print one line of JSON instead of text
     #[arg(long)]
     json: bool,
@@ -94,8 +98,9 @@ impl Finding {
 }
 
 /// Looks at everything, the worst first.
-pub fn examine(host: &Host) -> Vec<Finding> {
+pub fn examine(host: &Host, settings: &SettingsSource) -> Vec<Finding> {
     let mut findings = readiness::findings(host);
+    findings.push(readiness::settings(host, settings));
     findings.extend(cpus::findings(host));
     findings.extend(kvm::findings(host));
     findings.extend(vms::findings(host));
@@ -108,7 +113,7 @@ pub fn examine(host: &Host) -> Vec<Finding> {
 /// # Errors
 /// With [`Exit::Unfit`] or [`Exit::Advice`] for the worst finding, and when nothing can be printed.
 pub fn doctor(options: &DoctorOptions, host: &Host) -> Result<(), Failure> {
-    let mut findings = examine(host);
+    let mut findings = examine(host, &options.settings);
     let worst = findings.iter().map(|finding| finding.severity).max();
     if options.quiet {
         findings.retain(|finding| finding.severity > Severity::Fine);
@@ -195,7 +200,7 @@ pub(crate) mod tests {
 
     #[test]
     fn this_machine_can_be_examined_whatever_it_is() {
-        let findings = examine(&Host::live());
+        let findings = examine(&Host::live(), &SettingsSource::default());
         assert!(findings.len() >= 8, "{findings:?}");
         assert!(findings.is_sorted_by_key(|finding| std::cmp::Reverse(finding.severity)));
     }

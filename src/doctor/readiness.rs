@@ -5,6 +5,7 @@ use super::{Finding, Severity};
 use crate::features::Features;
 use crate::host::paths::Host;
 use crate::host::preflight::{self, Refusal};
+use crate::settings::{Settings, SettingsSource};
 use std::fs;
 
 /// Programs that load schedulers, or change what Cohort reckons with, by themselves.
@@ -58,6 +59,20 @@ pub fn findings(host: &Host) -> Vec<Finding> {
     });
     findings.extend(meddlers(host));
     findings
+}
+
+/// Whether `cohort run` would take its settings.
+pub fn settings(host: &Host, source: &SettingsSource) -> Finding {
+    match Settings::of_source(source, host) {
+        Ok(settings) => Finding::fine("settings", settings.origin()),
+        Err(failure) => Finding::new(
+            "settings",
+            Severity::Refused,
+            failure.to_string(),
+            "`cohort run` would not start",
+            "correct that line; `cohort run --help` tells what may stand there",
+        ),
+    }
 }
 
 fn refused(check: &'static str, refusal: &Refusal) -> Finding {
@@ -121,6 +136,21 @@ mod tests {
         assert_eq!(
             severity(&findings(&Fixture::new().host()), "scheduler"),
             Severity::Fine
+        );
+    }
+
+    #[test]
+    fn settings_that_run_would_refuse_are_refused_with_their_line() {
+        let of = |fixture: Fixture| settings(&fixture.host(), &SettingsSource::default());
+        assert_eq!(of(Fixture::new()).severity, Severity::Fine);
+        let sound = of(Fixture::new().with("etc/cohort.toml", "slice = \"2ms\"\n"));
+        assert_eq!(sound.severity, Severity::Fine);
+        assert!(sound.seen.contains("cohort.toml"), "{sound:?}");
+        let wrong = of(Fixture::new().with("etc/cohort.toml", "\nslice = \"2h\"\n"));
+        assert_eq!(wrong.severity, Severity::Refused);
+        assert!(
+            wrong.seen.contains("cohort.toml:2: slice cannot be"),
+            "{wrong:?}"
         );
     }
 

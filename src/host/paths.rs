@@ -9,6 +9,8 @@ use std::path::{Path, PathBuf};
 /// The roots of the file systems that describe a host.
 #[derive(Clone, Debug)]
 pub struct Host {
+    /// Settings of this host, `/etc`.
+    pub etc: PathBuf,
     /// procfs, `/proc`.
     pub proc: PathBuf,
     /// sysfs, `/sys`.
@@ -23,13 +25,19 @@ impl Host {
         Self::below(Path::new("/"))
     }
 
-    /// A host whose `proc`, `sys` and `run` are below `root`.
+    /// A host whose `etc`, `proc`, `sys` and `run` are below `root`.
     pub fn below(root: &Path) -> Self {
         Self {
+            etc: root.join("etc"),
             proc: root.join("proc"),
             sys: root.join("sys"),
             run: root.join("run"),
         }
+    }
+
+    /// Where the settings are unless an option says otherwise.
+    pub fn settings_file(&self) -> PathBuf {
+        self.etc.join("cohort.toml")
     }
 
     /// The folder for the files of a running `cohort`.

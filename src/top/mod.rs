@@ -5,6 +5,7 @@
 mod draw;
 mod model;
 
+use crate::duration::{self, parse_interval};
 use crate::exit::Failure;
 use crate::host::paths::Host;
 use crate::observer::{Observer, Windows};
@@ -29,9 +30,9 @@ const ATTENTION_PERIOD: Duration = Duration::from_millis(100);
 /// The options of `cohort top`.
 #[derive(Args, Clone, Debug)]
 pub struct TopOptions {
-    /// Length of a window, in seconds; 1 to 3600
-    #[arg(long, value_name = "SECONDS", default_value_t = 1, value_parser = clap::value_parser!(u64).range(1..=3600))]
-    interval_s: u64,
+    /// Length of a window; 1s to 1h, a number without a unit is in seconds
+    #[arg(long, value_name = "TIME", visible_alias = "interval-s", default_value = "1s", value_parser = parse_interval)]
+    interval: Duration,
 
     /// Print tables instead of filling the screen, as `cohort watch` does, which has more options
     #[arg(long, conflicts_with = "replay")]
@@ -49,10 +50,9 @@ pub struct TopOptions {
 /// Shows windows until the user leaves.
 pub fn top(options: &TopOptions, host: &Host) -> Result<(), Failure> {
     if options.batch {
-        let options = WatchOptions::tables(options.interval_s, options.record.clone());
+        let options = WatchOptions::tables(options.interval, options.record.clone());
         return watch(&options, host);
     }
-    let interval = Duration::from_secs(options.interval_s);
     let told_to_leave = watch_signals()?;
     if let Some(path) = &options.replay {
         let recording = Recording::read(path)?;
@@ -60,7 +60,7 @@ pub fn top(options: &TopOptions, host: &Host) -> Result<(), Failure> {
             recording,
             position: 0,
         });
-        return on_screen(source, interval, &told_to_leave);
+        return on_screen(source, options.interval, &told_to_leave);
     }
     let mut object = MaybeUninit::uninit();
     let windows = Windows::begin(Observer::load(&mut object, host)?)?;
@@ -73,7 +73,7 @@ pub fn top(options: &TopOptions, host: &Host) -> Result<(), Failure> {
         windows: Box::new(windows),
         recorder,
     };
-    on_screen(source, interval, &told_to_leave)
+    on_screen(source, options.interval, &told_to_leave)
 }
 
 /// Where windows come from.
@@ -178,10 +178,9 @@ fn show(
 ) -> Result<(), Failure> {
     let mut model = Model::new(source.first());
     let mut next = Instant::now() + interval;
-    model.notice = source.place().unwrap_or_else(|| {
-        let seconds = interval.as_secs();
-        format!("the first window takes {seconds} s")
-    });
+    model.notice = source
+        .place()
+        .unwrap_or_else(|| format!("the first window takes {}", duration::show(interval)));
     while !told_to_leave.load(Ordering::Relaxed) {
         terminal
             .draw(|frame| draw::draw(frame, &model))

@@ -9,7 +9,7 @@ use std::time::Duration;
 use anyhow::{Result, ensure};
 use cohort::bpf::intf;
 use cohort::metrics::{VmStats, percent};
-use cohort::settings::READY_WAIT_MS_DEFAULT;
+use cohort::settings::READY_WAIT_DEFAULT;
 use cohort::wait::wait_for;
 use cohort_micro::Spec;
 use tempfile::NamedTempFile;
@@ -426,8 +426,8 @@ fn no_wait_is_longer_than_the_bound() -> Result<()> {
     let (longest_us, histogram) = waits_of(&guests, &[], 3)?;
     let longest_ms = longest_us as f64 / 1e3;
     ensure!(
-        longest_us <= 1000 * (READY_WAIT_MS_DEFAULT + SLICE_MS),
-        "a vCPU waited for {longest_ms:.1} ms, the bound is {READY_WAIT_MS_DEFAULT} ms, and {SLICE_MS} for the slice that runs"
+        Duration::from_micros(longest_us) <= READY_WAIT_DEFAULT + Duration::from_millis(SLICE_MS),
+        "a vCPU waited for {longest_ms:.1} ms, the bound is {READY_WAIT_DEFAULT:?}, and {SLICE_MS} for the slice that runs"
     );
     let long = longer_than(&histogram, 15);
     ensure!(

@@ -13,6 +13,7 @@ mod housekeeping;
 mod libvirt;
 mod load;
 mod observe;
+mod pod;
 mod repeats;
 mod service;
 mod shares;

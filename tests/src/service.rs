@@ -3,8 +3,9 @@
 //! take nothing from it that it needs.
 
 use std::fs::{self, File};
-use std::io::{Write, pipe};
-use std::os::unix::fs::PermissionsExt;
+use std::io::{Read, Write, pipe};
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -25,6 +26,7 @@ use crate::host::{
     Guest, PATIENCE, Service, Setting, back_to_stock, cohort_stats, refused, set,
     start_until_ready, vm_stats, wait_for_sched_ext,
 };
+use crate::pod::Pod;
 
 pub const TESTS: &[Test] = &[
     ("a_full_disk_or_nobody_who_reads_ends_nothing", nobody_reads),
@@ -32,15 +34,21 @@ pub const TESTS: &[Test] = &[
         "clients_that_keep_all_files_open_take_none_from_scheduling",
         many_clients,
     ),
+    ("the_journal_gets_priorities", priorities),
+    ("the_pod_of_the_manifest_schedules_its_node", pod),
     // The last one: systemd gives the cgroups another order.
-    ("under_systemd_the_units_have_what_they_need", units),
+    (
+        "the_package_is_installed_upgraded_rolled_back_and_purged_beside_vms",
+        package,
+    ),
 ];
 
 const STATS: &str = "/run/scx/root/stats";
 const CONTROL: &str = "/run/cohort/control";
 const STATE: &str = "/run/cohort/run.json";
-/// Anything but root's.
-const GROUP: &str = "4711";
+const SETTINGS: &str = "/etc/cohort.toml";
+const PROGRAM: &str = "/usr/sbin/cohort";
+const PACKAGE: &str = "/cohort/cohort.deb";
 
 /// `cohort run`, not looked after by the harness.
 struct Run {
@@ -122,7 +130,35 @@ fn many_clients() -> Result<()> {
     Ok(())
 }
 
-/// systemd, which is the first process for itself and what it starts.
+/// Those who read the journal by priority find failures there.
+fn priorities() -> Result<()> {
+    let (mut reader, writer) = pipe()?;
+    // As systemd does it: the variable names the file that standard error is.
+    let journal = File::from(OwnedFd::from(writer.try_clone()?)).metadata()?;
+    let mut command = Command::new("cohort");
+    command
+        .args(["run", "--config", "/nowhere/cohort.toml"])
+        .env(
+            "JOURNAL_STREAM",
+            format!("{}:{}", journal.dev(), journal.ino()),
+        )
+        .stderr(writer);
+    let status = command.status()?;
+    ensure!(
+        status.code() == Some(Exit::Config.code().into()),
+        "{status}"
+    );
+    drop(command);
+    let mut said = String::new();
+    reader.read_to_string(&mut said)?;
+    ensure!(
+        said.starts_with("<3>cohort: the settings in /nowhere"),
+        "{said}"
+    );
+    Ok(())
+}
+
+/// systemd, which is the first process for itself and what it starts. The package's files are its units.
 struct Systemd(Service);
 
 impl Systemd {
@@ -130,14 +166,6 @@ impl Systemd {
         const UNITS: &str = "/etc/systemd/system";
         fs::create_dir_all(format!("{UNITS}/service.d"))?;
         for (name, text) in [
-            (
-                "cohort.service",
-                include_str!("../../deploy/cohort.service"),
-            ),
-            (
-                "cohort-export.service",
-                include_str!("../../deploy/cohort-export.service"),
-            ),
             ("lab.target", "[Unit]\nDefaultDependencies=no\n"),
             // Of a host's usual services none runs here.
             (
@@ -162,21 +190,43 @@ impl Systemd {
         Ok(systemd)
     }
 
-    /// What `systemctl` says, if it succeeds. It must see the processes that systemd sees, or that does not answer.
-    fn ctl(&self, arguments: &[&str]) -> Result<String> {
+    /// What a command prints that sees the processes that systemd sees, if it succeeds: else that does not answer.
+    fn run(&self, command: &[&str]) -> Result<String> {
         let pid = self.0.0.id();
         let output = Command::new("nsenter")
             .arg(format!("--mount=/proc/{pid}/ns/mnt"))
             .arg(format!("--pid=/proc/{pid}/ns/pid_for_children"))
-            .args(["timeout", "60", "systemctl"])
-            .args(arguments)
+            .args(["timeout", "120"])
+            .args(command)
             .output()?;
         ensure!(
             output.status.success(),
-            "systemctl {arguments:?}: {}",
+            "{command:?}: {}{}",
+            String::from_utf8_lossy(&output.stdout),
             String::from_utf8_lossy(&output.stderr)
         );
         Ok(String::from_utf8(output.stdout)?)
+    }
+
+    fn ctl(&self, arguments: &[&str]) -> Result<String> {
+        self.run(&[&["systemctl"], arguments].concat())
+    }
+
+    /// A property of the unit `cohort`.
+    fn show(&self, property: &str) -> Result<String> {
+        let value = self.ctl(&["show", "--value", "--property", property, "cohort"])?;
+        Ok(String::from(value.trim()))
+    }
+
+    /// Waits until a property of the unit `cohort` is as it should be.
+    fn wait_for(&self, property: &str, is_so: impl Fn(&str) -> bool) -> Result<String> {
+        let mut last = String::new();
+        let what = format!("{property} of the unit as expected");
+        wait_for(&what, PATIENCE, || {
+            last = self.show(property)?;
+            Ok(is_so(&last).then(|| last.clone()))
+        })
+        .with_context(|| format!("{property} is {last:?}"))
     }
 }
 
@@ -194,17 +244,75 @@ fn mode(path: &str) -> Result<u32> {
     Ok(metadata.permissions().mode() & 0o7777)
 }
 
-fn units() -> Result<()> {
+/// The pod's containers, one after the other as on a node: the first one looks whether the node is fit, the second one
+/// schedules it, answers programs outside, leaves when it is told to, and stays away once a person has removed it.
+fn pod() -> Result<()> {
     back_to_stock()?;
-    fs::create_dir_all("/usr/sbin")?;
-    fs::copy("/cohort/bin/cohort", "/usr/sbin/cohort")?;
-    fs::write("/etc/cohort.toml", include_str!("../../deploy/cohort.toml"))?;
-    let mut groups = File::options().append(true).open("/etc/group")?;
-    writeln!(groups, "cohort:x:{GROUP}:")?;
+    let guest = Guest::busy("pod", 2)?;
+    let pod = Pod::of_manifest()?;
+    let status = pod.start("doctor")?.0.wait()?;
+    ensure!(status.success(), "the node is not fit: {status}");
+
+    for removed in [false, true] {
+        let mut container = pod.start("cohort")?;
+        wait_for_sched_ext("enabled", PATIENCE)?;
+        let vm = vm_stats(guest.micro.pid() as u32)?;
+        ensure!(vm.vcpus == 2, "{} vCPUs were recognised, not 2", vm.vcpus);
+        set(&["ipi=off"])?;
+        if removed {
+            fs::write("/proc/sysrq-trigger", "S")?;
+            wait_for_sched_ext("disabled", PATIENCE)?;
+            let said = || Ok(pod.said()?.contains("(code 23, see above)").then_some(()));
+            wait_for("the container to say why it waits", PATIENCE, said)?;
+            ensure!(
+                container.0.try_wait()?.is_none(),
+                "it would be started again"
+            );
+        }
+        pod.terminate()?;
+        let status = wait_for("the container's end", PATIENCE, || {
+            Ok(container.0.try_wait()?)
+        })?;
+        ensure!(removed || status.success(), "{status}: {}", pod.said()?);
+        wait_for_sched_ext("disabled", PATIENCE)?;
+        for path in [STATS, CONTROL] {
+            ensure!(!Path::new(path).exists(), "{path} is left");
+        }
+    }
+    Ok(())
+}
+
+/// What operators do with the package and the units, from its installation to its removal, beside a VM that runs throughout.
+fn package() -> Result<()> {
+    back_to_stock()?;
+    ensure!(
+        Path::new(PACKAGE).exists(),
+        "there is no Debian package that is as new as the program: run `make deb` before"
+    );
     let guest = Guest::busy("unit", 2)?;
     let systemd = Systemd::start()?;
-    systemd.ctl(&["start", "cohort", "cohort-export"])?;
+    let install = |package: &str| systemd.run(&["dpkg", "--install", package]);
 
+    install(PACKAGE)?;
+    ensure!(systemd.show("ActiveState")? == "inactive");
+    ensure!(
+        scheduler::loaded_ops().is_empty(),
+        "nobody told it to take over"
+    );
+    ensure!(
+        Path::new("/usr/share/man/man8/cohort-run.8.gz").exists()
+            && Path::new("/usr/share/bash-completion/completions/cohort").exists()
+    );
+    systemd.ctl(&["start", "cohort", "cohort-export"])?;
+    rights(&guest)?;
+    reload(&systemd)?;
+    restarts(&systemd)?;
+    upgrades(&systemd, &guest, &install)?;
+    removal(&systemd)
+}
+
+/// The units take nothing from the services that these need, and give others no more than they should have.
+fn rights(guest: &Guest) -> Result<()> {
     // Longer than it takes until cookies are looked for.
     sleep(Duration::from_secs(7));
     let vm = vm_stats(guest.micro.pid() as u32)?;
@@ -222,7 +330,11 @@ fn units() -> Result<()> {
             mode(STATS)?
         ) == (0o700, 0o600, 0o600, 0o660)
     );
-    for (group, may_look) in [(GROUP, true), ("65534", false)] {
+    let groups = fs::read_to_string("/etc/group")?;
+    let readers = groups.lines().find_map(|line| line.strip_prefix("cohort:"));
+    let readers = readers.and_then(|line| line.split(':').nth(1));
+    let readers = readers.context("the package makes a group")?;
+    for (group, may_look) in [(readers, true), ("65534", false)] {
         refused(
             &mut as_another_user(group, &["cohort", "set"]),
             Exit::NoPrivileges,
@@ -236,21 +348,113 @@ fn units() -> Result<()> {
             false => refused(&mut look, Exit::NoPrivileges, "group `cohort`")?,
         }
     }
+    Ok(())
+}
 
-    for unit in ["cohort", "cohort-export"] {
-        let shown = systemd.ctl(&["show", "-p", "ActiveState,NRestarts", unit])?;
+/// What can change changes, the log says what cannot, and a file that is wrong changes nothing.
+fn reload(systemd: &Systemd) -> Result<()> {
+    systemd.wait_for("StatusText", |text| {
+        text.contains("1 VM with 2 vCPUs") && text.ends_with("; off: ipi")
+    })?;
+    let mut settings = File::options().append(true).open(SETTINGS)?;
+    let said = || fs::read_to_string("/out/units.log").map_err(anyhow::Error::from);
+    let wait_until_said = |sentence: &str| {
+        let said = || Ok(said()?.contains(sentence).then_some(()));
+        wait_for(&format!("{sentence:?} in the log"), PATIENCE, said)
+    };
+
+    writeln!(settings, "off = [\"packing\"]\nslice = \"2ms\"")?;
+    systemd.ctl(&["reload", "cohort"])?;
+    wait_until_said("packing is off now")?;
+    wait_until_said("slice stays 4ms; 2ms holds from the next start on")?;
+    let mechanisms = set(&[])?;
+    let is_on = |name: &str| mechanisms.get(name).is_some_and(|stats| stats.on == 1);
+    ensure!(!is_on("packing") && is_on("yield"));
+    ensure!(!is_on("ipi"), "what `cohort set` switched stays so");
+
+    writeln!(settings, "slices = 1")?;
+    systemd.ctl(&["reload", "cohort"])?;
+    wait_until_said("unknown field `slices`")?;
+    ensure!(systemd.show("ActiveState")? == "active");
+    let text = fs::read_to_string(SETTINGS)?;
+    fs::write(SETTINGS, text.replace("slices = 1\n", ""))?;
+    Ok(())
+}
+
+/// It comes back when it was killed, and does not when a person removed it.
+fn restarts(systemd: &Systemd) -> Result<()> {
+    systemd.ctl(&["kill", "--signal=KILL", "cohort"])?;
+    systemd.wait_for("NRestarts", |times| times == "1")?;
+    systemd.wait_for("ActiveState", |state| state == "active")?;
+    wait_for_sched_ext("enabled", PATIENCE)?;
+
+    fs::write("/proc/sysrq-trigger", "S")?;
+    systemd.wait_for("ActiveState", |state| state == "failed")?;
+    let status = systemd.show("ExecMainStatus")?;
+    ensure!(
+        status == Exit::RemovedByOthers.code().to_string(),
+        "{status}"
+    );
+    // Longer than systemd waits before a restart.
+    sleep(Duration::from_secs(7));
+    ensure!(systemd.show("ActiveState")? == "failed");
+    ensure!(scheduler::loaded_ops().is_empty(), "it came back by itself");
+    systemd.ctl(&["reset-failed", "cohort"])?;
+    systemd.ctl(&["start", "cohort"]).map(drop)
+}
+
+/// To a later version and back: each one schedules then, with the settings that the operator made.
+fn upgrades(
+    systemd: &Systemd,
+    guest: &Guest,
+    install: &dyn Fn(&str) -> Result<String>,
+) -> Result<()> {
+    const LATER: &str = "/tmp/later.deb";
+    let settings = fs::read_to_string(SETTINGS)?;
+    let later = format!(
+        "dpkg-deb --raw-extract {PACKAGE} /tmp/later &&
+         sed -i 's/^Version: .*/&+later/' /tmp/later/DEBIAN/control &&
+         dpkg-deb --root-owner-group -Znone --build /tmp/later {LATER}"
+    );
+    systemd.run(&["sh", "-c", &later])?;
+    for (package, is_later) in [(LATER, true), (PACKAGE, false)] {
+        let before = systemd.show("MainPID")?;
+        let worked = guest.micro.state.progress();
+        install(package)?;
+        let version = systemd.run(&[
+            "dpkg-query",
+            "--show",
+            "--showformat",
+            "${Version}",
+            "cohort",
+        ])?;
+        ensure!(version.ends_with("+later") == is_later, "{version}");
+        ensure!(systemd.show("ActiveState")? == "active");
+        let after = systemd.show("MainPID")?;
+        ensure!(before != after, "the old program runs still");
+        ensure!(scheduler::loaded_ops().starts_with("cohort"));
         ensure!(
-            shown.contains("ActiveState=active") && shown.contains("NRestarts=0"),
-            "{unit}: {shown}"
+            fs::read_to_string(SETTINGS)? == settings,
+            "the operator's settings are kept"
         );
+        ensure!(guest.micro.state.progress() > worked, "the VM stood still");
     }
-    systemd.ctl(&["stop", "cohort", "cohort-export"])?;
+    Ok(())
+}
+
+/// The host is as it was.
+fn removal(systemd: &Systemd) -> Result<()> {
+    systemd.run(&["dpkg", "--remove", "cohort"])?;
     wait_for_sched_ext("disabled", PATIENCE)?;
     ensure!(scheduler::loaded_ops().is_empty(), "it is loaded still");
-    let result = systemd.ctl(&["show", "-p", "Result", "cohort"])?;
-    ensure!(result.contains("Result=success"), "{result}");
-    for path in [STATS, CONTROL] {
+    for path in [STATS, CONTROL, PROGRAM] {
         ensure!(!Path::new(path).exists(), "{path} is left");
     }
+    ensure!(
+        Path::new(SETTINGS).exists(),
+        "settings stay until they are purged"
+    );
+    systemd.run(&["dpkg", "--purge", "cohort"])?;
+    ensure!(!Path::new(SETTINGS).exists(), "settings are left");
     Ok(())
 }

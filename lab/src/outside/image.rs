@@ -43,7 +43,7 @@ const GUEST: Recipe = Recipe {
 const SUITE: &str = "trixie";
 
 /// Raised when what is done to the tree changes, so that older cache entries are not used.
-const LAYOUT_VERSION: u32 = 2;
+const LAYOUT_VERSION: u32 = 3;
 
 /// Parts of packages that nothing here uses and that would make L1's tree four times as large: documentation,
 /// the 3D stack behind QEMU's displays, firmware and variants of QEMU for other machines.
@@ -65,6 +65,11 @@ const LEFT_OUT: [&str; 16] = [
     "./usr/share/qemu/hppa-*",
     "./usr/share/qemu/u-boot*",
 ];
+
+/// Lets dpkg know of the packages that were unpacked, so that it can install others. The shell gets the tree as $1.
+const TELL_DPKG: &str = r#"--extract-hook=for deb in "$1"/var/cache/apt/archives/*.deb; do
+	{ dpkg-deb --field "$deb" && echo 'Status: install ok installed' && echo; } >>"$1/var/lib/dpkg/status" || exit
+done"#;
 
 /// L1's finished image.
 #[derive(Debug)]
@@ -242,6 +247,7 @@ fn bootstrap(suite: &str, packages: &[&str], work: &Path, tar: &Path, purpose: &
             "--architectures=amd64",
             "--format=tar",
             "--skip=output/dev",
+            TELL_DPKG,
         ])
         .arg(format!("--mode={mode}"))
         .arg(format!("--include={}", packages.join(",")))

@@ -45,6 +45,7 @@ impl Payload<'_> {
         archive.copy("bin/busybox", 0o755, &self.busybox())?;
         self.pack_modules(&mut archive)?;
         self.pack_programs(&mut archive)?;
+        self.pack_package(&mut archive)?;
         self.pack_guest(&mut archive)?;
         let written = archive
             .finish()
@@ -114,6 +115,21 @@ impl Payload<'_> {
             let path = dir.join(name);
             if path.is_file() {
                 archive.copy(&format!("layer/cohort/bin/{name}"), 0o755, &path)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// The Debian package that `make deb` has made of the program, if it is not older than that.
+    fn pack_package(&self, archive: &mut Initrd) -> Result<()> {
+        let programs = programs_dir()?;
+        let made = |path: &Path| path.metadata().and_then(|file| file.modified()).ok();
+        let program = made(&programs.join("cohort"));
+        for entry in programs.join("../debian").read_dir().into_iter().flatten() {
+            let path = entry.context("target/debian cannot be read.")?.path();
+            let is_package = path.extension().is_some_and(|extension| extension == "deb");
+            if is_package && made(&path) > program {
+                archive.copy("layer/cohort/cohort.deb", 0o644, &path)?;
             }
         }
         Ok(())
