@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Whether Cohort can run on this host at all: what `cohort run` refuses, and who else wants to schedule.
 
-use super::{Finding, Severity};
+use crate::finding::{Finding, Severity};
 use crate::host::paths::Host;
 use crate::host::preflight::{self, Refusal};
 use std::fs;

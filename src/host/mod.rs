@@ -10,6 +10,8 @@ pub mod kvm;
 pub mod mperf;
 pub mod paths;
 pub mod preflight;
+pub mod pressure;
 pub mod private;
+pub mod threads;
 pub mod topology;
 pub mod vm_identity;

@@ -1,0 +1,354 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Each question that operators come with: its cause is staged here, and `cohort why` or `cohort ready` must find it, or say
+//! that it is ruled out.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::process::Command;
+use std::thread::sleep;
+use std::time::Duration;
+
+use anyhow::{Context, Result, ensure};
+use cohort::exit::Exit;
+use cohort_lab::inside::cgroup::{Cgroup, CpuMax};
+use cohort_lab::inside::process::start;
+use cohort_micro::Spec;
+use nix::sys::signal::{Signal, kill};
+use nix::unistd::Pid;
+use serde::Deserialize;
+
+use crate::Test;
+use crate::host::{
+    Guest, HostLoad, Service, Setting, Watch, back_to_stock, lab, pin, pin_vcpus, refused, sleepy,
+    start_cohort, start_until_ready, stop_cohort,
+};
+
+pub const TESTS: &[Test] = &[
+    (
+        "a_vm_whose_cpus_are_taken_is_told_by_whom_and_one_alone_that_it_is_not_the_scheduler",
+        taken,
+    ),
+    (
+        "a_main_loop_that_waits_for_a_cpu_is_found_though_its_vcpu_runs",
+        main_loop_waits,
+    ),
+    (
+        "the_cgroup_that_throttles_is_named_at_whatever_level_and_a_cap_that_is_not_used_up_is_not",
+        throttled,
+    ),
+    ("the_same_cap_is_named_under_cohort", throttled_by_cohort),
+    (
+        "a_vcpu_kept_from_its_cpu_by_a_real_time_task_is_told_by_whom",
+        kept_from_its_cpu,
+    ),
+    (
+        "a_vmm_that_was_stopped_or_frozen_or_waits_in_the_kernel_is_not_the_schedulers_fault",
+        not_the_scheduler,
+    ),
+    (
+        "who_loses_by_a_weight_that_is_the_same_for_all_is_named_with_what_to_set",
+        ratio,
+    ),
+    (
+        "a_main_loop_on_the_cpu_of_a_pinned_vcpu_is_found_and_so_are_vcpus_on_one_isolated_cpu",
+        pinned,
+    ),
+    (
+        "ready_time_is_one_line_in_vmwares_units",
+        ready_line,
+    ),
+    (
+        "a_recording_answers_for_a_time_span",
+        recorded,
+    ),
+];
+
+/// What was found of one question.
+#[derive(Debug, Deserialize)]
+struct Found {
+    check: String,
+    severity: String,
+    seen: String,
+    mend: String,
+}
+
+#[derive(Debug, Deserialize)]
+struct Answer {
+    findings: Vec<Found>,
+}
+
+impl Found {
+    /// Demands what was found.
+    fn is(&self, severity: &str, words: &[&str]) -> Result<()> {
+        ensure!(
+            self.severity == severity && words.iter().all(|word| self.seen.contains(word)),
+            "{severity} with {words:?} was to be found, and not {self:?}"
+        );
+        Ok(())
+    }
+}
+
+/// What `cohort why` finds with these arguments, by question. Whether something was found is its exit code too.
+fn why(arguments: &[&str]) -> Result<BTreeMap<String, Found>> {
+    let mut command = Command::new("cohort");
+    command.arg("why").args(arguments).arg("--json");
+    answer(command)
+}
+
+fn answer(mut command: Command) -> Result<BTreeMap<String, Found>> {
+    let output = command.output()?;
+    let said = String::from_utf8_lossy(&output.stdout).into_owned();
+    let failed = String::from_utf8_lossy(&output.stderr);
+    let answer: Answer = serde_json::from_str(&said)
+        .with_context(|| format!("{command:?} prints {said:?}, and says {failed}"))?;
+    for found in &answer.findings {
+        println!("    {:<8} {:<12} {}", found.severity, found.check, found.seen);
+        if !found.mend.is_empty() {
+            println!("             {:<8} do:  {}", "", found.mend);
+        }
+    }
+    let any = answer.findings.iter().any(|it| it.severity == "warning");
+    let code = if any { Exit::Advice } else { Exit::Success };
+    ensure!(
+        output.status.code() == Some(code.code().into()),
+        "it ended with {}",
+        output.status
+    );
+    let by_check = |found: Found| (found.check.clone(), found);
+    Ok(answer.findings.into_iter().map(by_check).collect())
+}
+
+fn vcpu(guest: &Guest, number: usize) -> Result<i32> {
+    let mut vcpus = guest.micro.state.vcpus();
+    Ok(vcpus.nth(number).context("it has that vCPU")?.tid)
+}
+
+fn taken() -> Result<()> {
+    let cpu = lab()?.guest_cpus[0];
+    let alone = Guest::start_on(&Spec::new("alone").vcpu("loop: compute 1ms; sleep 9ms"), &[cpu])?;
+    let found = why(&["alone", "--seconds", "2"])?;
+    found["ready-time"].is("fine", &["not the scheduler"])?;
+    found["throttled"].is("fine", &["not throttled", "has a cap"])?;
+    found["ratio"].is("fine", &["not the ratio"])?;
+    found["stalls"].is("fine", &["no vCPU was without a CPU"])?;
+    found["vmm-threads"].is("fine", &["they do not wait"])?;
+    drop(alone);
+
+    let _victim = Guest::start_on(&Spec::new("victim").vcpu("loop: compute 1000000"), &[cpu])?;
+    let _hog = HostLoad::start("hog", &[0], &[cpu])?;
+    let found = why(&["victim", "--seconds", "3"])?;
+    found["ready-time"].is("warning", &["vCPU 0", "cgroup /lab/hog"])
+}
+
+/// A thread of the VMM that is no vCPU and wants a CPU now and then: strace is in the lab, and a VMM whose main loop works is
+/// not, so another program's thread has its place: the main thread of a micro guest sleeps all the time. A shell that works
+/// a little is put into a VM's process only by being it: QEMU itself, whose main loop serves a monitor that is asked all the
+/// time.
+fn main_loop_waits() -> Result<()> {
+    use cohort_lab::inside::booted::{BootedGuest, GuestSpec, Workload};
+    let lab = lab()?;
+    let (own, shared) = (lab.guest_cpus[0], lab.guest_cpus[1]);
+    let guest = BootedGuest::start(&lab, GuestSpec::new("console", 1, Workload::new("busy")))?;
+    let pid = guest.pid();
+    for entry in fs::read_dir(format!("/proc/{pid}/task"))? {
+        let tid: i32 = entry?.file_name().to_string_lossy().parse()?;
+        let name = fs::read_to_string(format!("/proc/{pid}/task/{tid}/comm"))?;
+        pin(tid, if name.contains("/KVM") { own } else { shared })?;
+    }
+    let _hogs = HostLoad::start("hogs", &[-10, -10, -10], &[shared])?;
+    let found = why(&["console", "--seconds", "5"])?;
+    found["vmm-threads"].is("warning", &["its main loop", "waited"])
+}
+
+/// A quota far above the vCPU, as of a pod; another that is never used up; and one of a thread only.
+fn throttled() -> Result<()> {
+    let pod = Cgroup::create("pod")?;
+    let roomy = Cgroup::create("pod/container")?;
+    let guest = Guest::busy("guaranteed", 1)?;
+    roomy.add(guest.micro.pid() as u32)?;
+    roomy.set_max(CpuMax::Quota {
+        quota_us: 400_000,
+        period_us: 100_000,
+    })?;
+    let found = why(&["guaranteed", "--seconds", "2"])?;
+    found["throttled"].is("fine", &["not throttled", "/lab/pod/container used most"])?;
+    pod.set_max(CpuMax::Quota {
+        quota_us: 20_000,
+        period_us: 100_000,
+    })?;
+    let found = why(&["guaranteed", "--seconds", "3"])?;
+    let words = ["by cgroup /lab/pod (cpu.max \"20000 100000\"", "periods", "of its vCPUs"];
+    found["throttled"].is("warning", &["throttled", words[0], words[1]])?;
+    ensure!(
+        !found["throttled"].seen.contains("/lab/pod/container"),
+        "the one that is not used up is blamed too: {:?}",
+        found["throttled"]
+    );
+    ensure!(
+        found["throttled"].mend.contains("/sys/fs/cgroup/lab/pod/cpu.max"),
+        "{:?}",
+        found["throttled"]
+    );
+    drop(guest);
+    drop(roomy);
+    drop(pod);
+    Ok(())
+}
+
+fn throttled_by_cohort() -> Result<()> {
+    let guest = Guest::busy("capped", 1)?;
+    guest.cgroup().set_max(CpuMax::Quota {
+        quota_us: 20_000,
+        period_us: 100_000,
+    })?;
+    let cohort = start_cohort()?;
+    let found = why(&["capped", "--seconds", "3"]);
+    stop_cohort(cohort)?;
+    back_to_stock()?;
+    found?["throttled"].is("warning", &["by cgroup /lab/capped", "of what that allows"])
+}
+
+/// Linux lets ordinary tasks have a twentieth of each CPU beside real-time ones, unless that is turned off.
+fn kept_from_its_cpu() -> Result<()> {
+    let cpu = lab()?.guest_cpus[0];
+    let _guest = Guest::start_on(&Spec::new("starved").vcpu("loop: compute 1000000"), &[cpu])?;
+    let server = format!("/sys/kernel/debug/sched/fair_server/cpu{cpu}/runtime");
+    let _server = Setting::set(&server, "0")?;
+    let watch = Command::new("cohort");
+    let (mut watch, arguments) = (watch, ["why", "starved", "--seconds", "4", "--json"]);
+    watch.args(arguments);
+    let mut hog = Command::new("chrt");
+    hog.args(["-f", "50", "timeout", "2.5", "sh", "-c", "while :; do :; done"]);
+    let _hog = delayed(hog, cpu);
+    let found = answer(watch)?;
+    found["stalls"].is("warning", &["vCPU 0 was without a CPU for", "waited", "thread sh"])?;
+    found["clock"].is("warning", &["without a CPU"])
+}
+
+/// Starts `command` on `cpu` when the observer has begun to look.
+fn delayed(command: Command, cpu: u32) -> std::thread::JoinHandle<Result<()>> {
+    std::thread::spawn(move || {
+        sleep(Duration::from_millis(1500));
+        let mut child = start(command, &[cpu], None)?;
+        child.wait()?;
+        Ok(())
+    })
+}
+
+fn not_the_scheduler() -> Result<()> {
+    let guest = Guest::start(&sleepy("still"))?;
+    let pid = Pid::from_raw(guest.micro.pid() as i32);
+    // As long as a guest's watchdog waits, and found although it goes on.
+    kill(pid, Signal::SIGSTOP)?;
+    let found = why(&["still", "--seconds", "21"]);
+    kill(pid, Signal::SIGCONT)?;
+    let found = found?;
+    let words = ["has been without a CPU for 2", "signal", "not the scheduler", "pressure then"];
+    found["stalls"].is("warning", &words)?;
+    found["ready-time"].is("fine", &["not the scheduler"])?;
+    guest.cgroup().set_frozen(true)?;
+    let found = why(&["still", "--seconds", "2"]);
+    guest.cgroup().set_frozen(false)?;
+    found?["stalls"].is("warning", &["its cgroup was frozen", "not the scheduler"])
+}
+
+fn ratio() -> Result<()> {
+    let _wide = Guest::busy("wide", 16)?;
+    let _narrow = Guest::busy("narrow", 1)?;
+    let found = why(&["wide", "--seconds", "3"])?;
+    found["ratio"].is(
+        "warning",
+        &["2 VMs had 5.7 vCPUs for each of 3 CPUs", "wide has weight 100 for 16 vCPUs, 6.2 each", "wide loses by it"],
+    )?;
+    ensure!(
+        found["ratio"].mend.contains("echo 1600 > /sys/fs/cgroup/lab/wide/cpu.weight"),
+        "{:?}",
+        found["ratio"]
+    );
+    Ok(())
+}
+
+fn pinned() -> Result<()> {
+    let cpus = lab()?.guest_cpus;
+    let guest = Guest::busy("packets", 2)?;
+    pin_vcpus(&guest, &cpus)?;
+    let found = why(&["packets", "--seconds", "1"])?;
+    found["pinning"].is("warning", &["there runs micro"])?;
+    pin(guest.micro.pid() as i32, 0)?;
+    let found = why(&["packets", "--seconds", "1"])?;
+    found["pinning"].is("fine", &["none of its"])?;
+    drop(guest);
+
+    // Without load balancing both vCPUs stay where they are put.
+    let isolated = Cgroup::create("isolated")?;
+    isolated.set_cpus(&cpus)?;
+    fs::write(isolated.path().join("cpuset.cpus.partition"), "isolated")?;
+    let guest = Guest::busy("unbalanced", 2)?;
+    isolated.add(guest.micro.pid() as u32)?;
+    for number in 0..2 {
+        pin(vcpu(&guest, number)?, cpus[0])?;
+    }
+    sleep(Duration::from_millis(200));
+    let list: Vec<String> = cpus.iter().map(u32::to_string).collect();
+    for number in 0..2 {
+        let tid = vcpu(&guest, number)?.to_string();
+        let status = Command::new("taskset").args(["-cp", &list.join(","), &tid]).status()?;
+        ensure!(status.success(), "taskset: {status}");
+    }
+    let found = why(&["unbalanced", "--seconds", "1"])?;
+    drop(guest);
+    drop(isolated);
+    found["pinning"].is("warning", &["CPU 0/KVM, CPU 1/KVM are all on CPU", "isolated"])
+}
+
+fn ready_line() -> Result<()> {
+    let cpu = lab()?.guest_cpus[0];
+    let _guest = Guest::start_on(&Spec::new("waits").vcpu("loop: compute 1000000"), &[cpu])?;
+    let _hog = HostLoad::start("hog", &[0], &[cpu])?;
+    let output = Command::new("cohort").args(["ready", "waits", "--seconds", "3"]).output()?;
+    ensure!(output.status.success(), "it ended with {}", output.status);
+    let line = String::from_utf8(output.stdout)?;
+    print!("    {line}");
+    ensure!(line.lines().count() == 1, "more than a line");
+    let values: BTreeMap<&str, &str> =
+        line.trim().split(' ').filter_map(|pair| pair.split_once('=')).collect();
+    let number = |key: &str| -> Result<f64> { Ok(values.get(key).context("it is not there")?.parse()?) };
+    // Two tasks of the same weight on one CPU.
+    let readiness = number("readiness_pct")?;
+    ensure!((35.0..65.0).contains(&readiness), "it is {readiness} %");
+    let by_sum = number("ready_ms")? / number("sample_ms")? * 100.0;
+    ensure!((by_sum - readiness).abs() < 0.1, "{by_sum} and {readiness} are not the same");
+    refused(
+        Command::new("cohort").args(["ready", "nobody", "--seconds", "1"]),
+        Exit::NoSuchVm,
+        "waits",
+    )
+}
+
+/// A VM that is stopped for two seconds while it is recorded; then the recording is asked, as somebody without privileges.
+fn recorded() -> Result<()> {
+    let guest = Guest::start(&sleepy("recorded"))?;
+    let folder = tempfile::tempdir_in("/tmp")?;
+    let file = folder.path().join("day");
+    let path = file.to_string_lossy().into_owned();
+    let mut watch = Command::new("cohort");
+    watch.args(["watch", "--json", "--record", &path]).stdout(std::process::Stdio::null());
+    let (watch, _notifications) = start_until_ready(watch, &[], "cohort watch")?;
+    let now = || -> Result<String> {
+        let output = Command::new("date").args(["-u", "+%Y-%m-%d %H:%M:%S"]).output()?;
+        Ok(String::from_utf8(output.stdout)?.trim().to_owned())
+    };
+    sleep(Duration::from_millis(2500));
+    let before = now()?;
+    let pid = Pid::from_raw(guest.micro.pid() as i32);
+    kill(pid, Signal::SIGSTOP)?;
+    sleep(Duration::from_millis(2500));
+    kill(pid, Signal::SIGCONT)?;
+    sleep(Duration::from_millis(2500));
+    drop(watch);
+    let found = why(&["recorded", "--recording", &path])?;
+    found["stalls"].is("warning", &["without a CPU for 2.", "signal"])?;
+    found["throttled"].is("fine", &["not throttled"])?;
+    let found = why(&["recorded", "--recording", &path, "--to", &before])?;
+    found["stalls"].is("fine", &["no vCPU"])
+}
