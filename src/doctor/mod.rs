@@ -2,6 +2,7 @@
 //! `cohort doctor`: can this host run Cohort, is it safe, is it set up well. It looks and changes nothing.
 
 mod cpus;
+mod gain;
 mod kvm;
 mod readiness;
 mod vms;
@@ -12,6 +13,7 @@ use crate::host::paths::Host;
 use crate::table::{json_line, print};
 use anyhow::anyhow;
 use clap::Args;
+use std::path::PathBuf;
 
 /// The options of `cohort doctor`.
 #[derive(Args, Clone, Debug)]
@@ -19,6 +21,11 @@ pub struct DoctorOptions {
     /// Print one line of JSON instead of text
     #[arg(long)]
     json: bool,
+
+    /// Look at recordings of `cohort watch` or `top` instead of this host, one per host and best of a day: which of those hosts
+    /// gains from Cohort? Needs no privileges
+    #[arg(long = "recording", value_name = "FILE", num_args = 1..)]
+    recordings: Vec<PathBuf>,
 
     /// Leave out what is fine
     #[arg(long, short)]
@@ -40,7 +47,10 @@ pub fn examine(host: &Host) -> Vec<Finding> {
 /// # Errors
 /// With [`Exit::Unfit`] or [`Exit::Advice`] for the worst finding, and when nothing can be printed.
 pub fn doctor(options: &DoctorOptions, host: &Host) -> Result<(), Failure> {
-    let mut findings = examine(host);
+    let mut findings = match options.recordings.as_slice() {
+        [] => examine(host),
+        recordings => gain::findings(recordings)?,
+    };
     let worst = findings.iter().map(|finding| finding.severity).max();
     if options.quiet {
         findings.retain(|finding| finding.severity > Severity::Fine);
@@ -56,7 +66,12 @@ pub fn doctor(options: &DoctorOptions, host: &Host) -> Result<(), Failure> {
         )),
         Some(Severity::Warning) => Err(Failure::new(
             Exit::Advice,
-            anyhow!("Cohort runs on this host; heeding the warnings would make it better"),
+            match options.recordings.is_empty() {
+                true => {
+                    anyhow!("Cohort runs on this host; heeding the warnings would make it better")
+                }
+                false => anyhow!("some of these hosts gain from Cohort"),
+            },
         )),
         _ => Ok(()),
     }

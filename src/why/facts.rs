@@ -4,12 +4,15 @@
 
 use crate::exit::{Exit, Failure};
 use crate::host::cgroups::{self, Level};
+use crate::host::idle_states::{self, IdleState};
+use crate::host::kernel_log;
 use crate::host::paths::Host;
 use crate::host::threads::{self, Role, Thread};
 use crate::span::{Span, VmSpan};
 use anyhow::anyhow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
+use std::path::Path;
 
 /// All that findings are made of.
 #[derive(Clone, Debug, Default)]
@@ -37,6 +40,14 @@ pub struct Live {
     pub isolated: BTreeSet<usize>,
     /// What the host's kernel takes the time from.
     pub clocksource: String,
+    /// Threads that the kernel caught with split locks since the boot; `None` if its log cannot be read.
+    pub split_lock_threads: Option<Vec<u32>>,
+    /// Whether it slows them down for that.
+    pub split_lock_mitigate: bool,
+    /// Whether timers are finer than ticks, if that can be told.
+    pub timers_are_fine: Option<bool>,
+    /// How often CPUs entered each idle state.
+    pub idle_states: BTreeMap<String, IdleState>,
 }
 
 impl Facts {
@@ -100,6 +111,7 @@ impl Facts {
 pub struct Before {
     threads: BTreeMap<u32, Vec<Thread>>,
     levels: BTreeMap<String, Level>,
+    idle_states: BTreeMap<String, IdleState>,
 }
 
 impl Before {
@@ -112,6 +124,7 @@ impl Before {
         Self {
             threads,
             levels: levels.collect(),
+            idle_states: idle_states::read(host),
         }
     }
 
@@ -137,7 +150,27 @@ impl Before {
             place_of: facts.span.vms.keys().filter_map(place).collect(),
             isolated: isolated(host),
             clocksource: clocksource(host),
+            split_lock_threads: kernel_log::messages(Path::new("/dev/kmsg"))
+                .map(|messages| kernel_log::split_lock_threads(&messages)),
+            split_lock_mitigate: fs::read_to_string(
+                host.proc.join("sys/kernel/split_lock_mitigate"),
+            )
+            .is_ok_and(|value| value.trim() == "1"),
+            timers_are_fine: timers_are_fine(host),
+            idle_states: self.entered_since(host),
         }
+    }
+}
+
+impl Before {
+    /// How often each idle state was entered since then.
+    fn entered_since(&self, host: &Host) -> BTreeMap<String, IdleState> {
+        let mut states = idle_states::read(host);
+        for (name, state) in &mut states {
+            let earlier = self.idle_states.get(name).copied().unwrap_or_default();
+            state.entered = state.entered.saturating_sub(earlier.entered);
+        }
+        states
     }
 }
 
@@ -176,6 +209,17 @@ fn clocksource(host: &Host) -> String {
     let file = "devices/system/clocksource/clocksource0/current_clocksource";
     let text = fs::read_to_string(host.sys.join(file)).unwrap_or_default();
     text.trim().to_owned()
+}
+
+/// The kernel says of each CPU whether its timers are finer than ticks.
+fn timers_are_fine(host: &Host) -> Option<bool> {
+    let text = fs::read_to_string(host.proc.join("timer_list")).ok()?;
+    let mut states = text
+        .lines()
+        .filter(|line| line.contains(".hres_active"))
+        .peekable();
+    states.peek()?;
+    Some(states.all(|line| line.trim_end().ends_with('1')))
 }
 
 #[cfg(test)]
@@ -231,6 +275,8 @@ pub mod fixture {
                     thread(9, "CPU 1/KVM", Role::Vcpu),
                 ],
                 clocksource: String::from("tsc"),
+                split_lock_threads: Some(Vec::new()),
+                timers_are_fine: Some(true),
                 ..Live::default()
             }),
         }
@@ -288,6 +334,7 @@ mod tests {
             Fixture::new()
                 .with("sys/fs/cgroup/cgroup.controllers", "cpu\n")
                 .with("sys/fs/cgroup/vm/cpu.stat", format!("usage_usec {used}\n"))
+                .with("sys/fs/cgroup/vm/cpu.weight", "100\n")
                 .with("sys/devices/system/cpu/isolated", "2-3\n")
                 .with("proc/7/cgroup", "0::/vm\n")
                 .with("proc/7/task/7/cgroup", "0::/vm\n")

@@ -8,6 +8,7 @@ mod pinning;
 mod ratio;
 mod ready;
 mod stalls;
+mod stutter;
 mod throttled;
 mod vmm_threads;
 pub mod words;
@@ -160,6 +161,7 @@ fn findings(facts: &Facts) -> Vec<Finding> {
         stalls::finding(facts),
         ratio::finding(facts),
         clock::finding(facts),
+        stutter::finding(facts),
         pinning::finding(facts),
     ];
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
@@ -226,7 +228,7 @@ mod tests {
     #[test]
     fn a_vm_without_a_fault_is_told_so_of_each_question() {
         let findings = findings(&facts());
-        assert_eq!(findings.len(), 7);
+        assert_eq!(findings.len(), 8);
         let known = findings.iter().filter(|it| it.check != "throttled");
         for finding in known {
             assert_eq!(finding.severity, Severity::Fine, "{finding:?}");
