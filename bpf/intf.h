@@ -148,8 +148,8 @@ enum vcpu_phase {
 enum taker_kind {
 	TAKER_CGROUP = 0, /* a task of this cgroup */
 	TAKER_VM = 1, /* a vCPU of the VM of this process */
-	TAKER_KERNEL = 2, /* a kernel thread */
-	TAKER_NONE = 3, /* not known, or the CPU was idle */
+	TAKER_KERNEL = 2, /* a kernel thread, or the CPU was idle */
+	TAKER_NONE = 3, /* not known */
 };
 
 /* Who has a CPU in the place of a vCPU. */

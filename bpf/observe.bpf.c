@@ -250,7 +250,7 @@ static void note_taker(struct taker *taker, struct task_struct *p,
 		taker->kind = TAKER_VM;
 		taker->id = observed->counters.tgid;
 	} else if (p->flags & PF_KTHREAD) {
-		taker->kind = p->pid ? TAKER_KERNEL : TAKER_NONE;
+		taker->kind = TAKER_KERNEL;
 		taker->id = 0;
 	} else {
 		taker->kind = TAKER_CGROUP;

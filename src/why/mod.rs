@@ -28,7 +28,7 @@ use clap::Args;
 use facts::{Before, Facts};
 use serde::Serialize;
 use std::mem::MaybeUninit;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant, SystemTime};
 
 /// Which VM, and in which time.
@@ -95,8 +95,8 @@ pub fn why(options: &WhyOptions, host: &Host) -> Result<(), Failure> {
 
 /// What is known of the VM that was asked for; `None` if a signal came before.
 pub(crate) fn gather(asked: &Asked, seconds: u64, host: &Host) -> Result<Option<Facts>, Failure> {
-    if asked.recording.is_some() {
-        return Ok(Some(Facts::pick(recorded(asked)?, &asked.vm)?));
+    if let Some(path) = &asked.recording {
+        return Ok(Some(Facts::pick(recorded(path, asked)?, &asked.vm)?));
     }
     let told_to_leave = watch_signals()?;
     let mut object = MaybeUninit::uninit();
@@ -120,8 +120,7 @@ pub(crate) fn gather(asked: &Asked, seconds: u64, host: &Host) -> Result<Option<
 }
 
 /// The time span of a recording that was asked for.
-fn recorded(asked: &Asked) -> Result<Span, Failure> {
-    let path = asked.recording.as_deref().unwrap_or_else(|| "".as_ref());
+fn recorded(path: &Path, asked: &Asked) -> Result<Span, Failure> {
     let mut reader = Reader::open(path)?;
     let ms = |time: SystemTime| {
         let since = time.duration_since(SystemTime::UNIX_EPOCH);
@@ -256,12 +255,13 @@ mod tests {
             recorder.add(&view).expect("there is room");
         }
         let span = |from: Option<&str>, to: Option<&str>| {
-            recorded(&Asked {
+            let asked = Asked {
                 vm: String::from("web"),
                 recording: Some(path.clone()),
                 from: from.map(|text| time(text).expect("it is one")),
                 to: to.map(|text| time(text).expect("it is one")),
-            })
+            };
+            recorded(&path, &asked)
         };
         assert_eq!(span(None, None).expect("all of it").ms, 10_000);
         let part = span(Some("2027-01-15 08:00:03"), Some("2027-01-15T08:00:05Z"));

@@ -5,7 +5,7 @@
 use super::facts::{Facts, Live};
 use super::words::duration;
 use crate::finding::{Finding, Severity};
-use crate::host::threads::Thread;
+use crate::host::threads::{Role, Thread};
 use std::collections::{BTreeMap, BTreeSet};
 
 const CHECK: &str = "pinning";
@@ -37,11 +37,12 @@ pub fn finding(facts: &Facts) -> Finding {
         );
     }
     let window_ns = facts.vm.ms as f64 * 1e6;
+    let ran = |thread: &Thread| thread.ran_ns as f64 > NOTICED * window_ns;
     let intrudes = |thread: &&Thread| {
-        let ran = thread.ran_ns as f64 > NOTICED * window_ns;
         let there = thread.last_cpu.is_some_and(|cpu| pinned.contains(&cpu));
-        // One that has no other CPU is there whenever it runs.
-        thread.cpus.is_subset(&pinned) || (ran && there && !thread.cpus.is_disjoint(&pinned))
+        // A worker that has no other CPU is there whenever there are packets.
+        let waits = thread.role == Role::Vhost && thread.cpus.is_subset(&pinned);
+        waits || (ran(thread) && there)
     };
     let intruders: Vec<&Thread> = live.others().filter(intrudes).collect();
     if intruders.is_empty() {
@@ -70,9 +71,14 @@ pub fn finding(facts: &Facts) -> Finding {
             )
         })
         .collect();
+    let severity = match intruders.iter().any(|thread| ran(thread)) {
+        true => Severity::Warning,
+        // It slept all the time, this time.
+        false => Severity::Note,
+    };
     Finding::new(
         CHECK,
-        Severity::Warning,
+        severity,
         format!(
             "vCPUs are pinned to CPUs {}, and there runs {}",
             list(&pinned),
@@ -136,7 +142,6 @@ fn list(cpus: &BTreeSet<usize>) -> String {
 mod tests {
     use super::super::facts::fixture::{facts, live, thread};
     use super::*;
-    use crate::host::threads::Role;
 
     /// Both vCPUs pinned, to CPUs 2 and 3.
     fn pinned() -> Facts {
@@ -171,7 +176,9 @@ mod tests {
         let mut vhost = thread(11, "vhost-7", Role::Vhost);
         vhost.cpus = BTreeSet::from([2]);
         live(&mut facts).threads.push(vhost);
-        assert!(finding(&facts).seen.contains("vhost-7 (thread 11)"));
+        let found = finding(&facts);
+        assert_eq!(found.severity, Severity::Note);
+        assert!(found.seen.contains("vhost-7 (thread 11)"), "{found:?}");
     }
 
     #[test]

@@ -80,6 +80,7 @@ pub fn cause(off: &OffCpuView, facts: &Facts) -> (String, String) {
     if off.ready_us >= off.slept_us().max(off.limited_us) {
         let who = match (off.taker.as_str(), off.taker_thread.as_str()) {
             ("", _) => String::from("who had it is not known"),
+            (_, thread) if thread.starts_with("swapper/") => String::from("its CPU was idle"),
             (taker, thread) => format!("{taker} (thread {thread}) had it"),
         };
         let and_cap = match facts.is_capped_by_cohort() {

@@ -14,7 +14,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use cohort::compare::notify::Notifications;
 use cohort::exit::Exit;
-use cohort::host::threads::{self, Role};
+use cohort::host::threads::{self, Role, Thread};
 use cohort::wait::wait_for;
 use cohort_lab::inside::booted::{BootedGuest, GuestSpec, Workload};
 use cohort_lab::inside::cgroup::{Cgroup, CpuMax};
@@ -28,7 +28,7 @@ use serde::Deserialize;
 use crate::Test;
 use crate::host::{
     Guest, HostLoad, PATIENCE, Service, Setting, back_to_stock, busy, lab, pin, pin_vcpus, refused,
-    sleepy, start_cohort, start_until_ready, stop_cohort,
+    sleepy, start_cohort_patiently, start_until_ready, stop_cohort,
 };
 
 pub const TESTS: &[Test] = &[
@@ -60,6 +60,10 @@ pub const TESTS: &[Test] = &[
     (
         "a_main_loop_on_the_cpu_of_a_pinned_vcpu_is_found_and_so_are_vcpus_on_one_isolated_cpu",
         pinned,
+    ),
+    (
+        "a_vcpu_that_the_kernels_log_names_for_split_locks_is_counted",
+        split_locks,
     ),
     ("ready_time_is_one_line_in_vmwares_units", ready_line),
     ("a_recording_answers_for_a_time_span", recorded),
@@ -139,10 +143,15 @@ fn found(said: &str, status: ExitStatus) -> Result<BTreeMap<String, Found>> {
     let answer: Answer = serde_json::from_str(said)
         .with_context(|| format!("cohort why ended with {status} and printed {said:?}"))?;
     for found in &answer.findings {
-        println!("    {:<8} {:<12} {}", found.severity, found.check, found.seen);
+        // As people see it, for docs/why.md.
+        let severity = match found.severity.as_str() {
+            "warning" => "WARNING",
+            other => other,
+        };
+        println!("    {severity:<8} {:<15} {}", found.check, found.seen);
         for (word, words) in [("why:", &found.why), ("do:", &found.mend)] {
             if !words.is_empty() {
-                println!("{:25} {word:<4} {words}", "");
+                println!("{:28} {word:<4} {words}", "");
             }
         }
     }
@@ -200,9 +209,11 @@ fn main_loop_waits() -> Result<()> {
     let (own, shared) = (lab.guest_cpus[0], lab.guest_cpus[1]);
     let guest = BootedGuest::start(&lab, GuestSpec::new("console", 1, Workload::new("busy")))?;
     let folder = format!("/proc/{}", guest.pid());
-    wait_for("QEMU's vCPU", PATIENCE, || {
+    // Its main loop must have set everything up.
+    wait_for("QEMU's vCPU at work", PATIENCE, || {
         let threads = threads::of_vm(Path::new("/proc"), guest.pid());
-        Ok(threads.iter().any(|it| it.role == Role::Vcpu).then_some(()))
+        let works = |it: &Thread| it.role == Role::Vcpu && it.ran_ns > 500_000_000;
+        Ok(threads.iter().any(works).then_some(()))
     })?;
     for thread in threads::of_vm(Path::new("/proc"), guest.pid()) {
         let cpu = if thread.role == Role::Vcpu {
@@ -210,7 +221,8 @@ fn main_loop_waits() -> Result<()> {
         } else {
             shared
         };
-        pin(thread.tid as i32, cpu)?;
+        // One that only sets something up may have ended.
+        let _ = pin(thread.tid as i32, cpu);
     }
     let command_line = fs::read_to_string(format!("{folder}/cmdline"))?;
     let monitor = command_line
@@ -227,7 +239,10 @@ fn main_loop_waits() -> Result<()> {
     });
     let _hogs = HostLoad::start("hogs", &[-10, -10, -10], &[shared])?;
     let found = why(&["console", "--seconds", "5"])?;
-    found["vmm-threads"].is("warning", &["its main loop", "waited"])
+    found["vmm-threads"].is("warning", &["its main loop", "waited"])?;
+    pin(guest.pid() as i32, own)?;
+    let found = why(&["console", "--seconds", "2"])?;
+    found["pinning"].is("warning", &["there runs qemu-system-x86"])
 }
 
 /// A quota far above the vCPU, as of a pod; another that is never used up; and one of a thread only.
@@ -277,7 +292,7 @@ fn throttled_by_cohort() -> Result<()> {
         quota_us: 20_000,
         period_us: 100_000,
     })?;
-    let cohort = start_cohort()?;
+    let cohort = start_cohort_patiently()?;
     let found = why(&["capped", "--seconds", "3"]);
     stop_cohort(cohort)?;
     back_to_stock()?;
@@ -382,9 +397,7 @@ fn pinned() -> Result<()> {
     let guest = Guest::busy("packets", 2)?;
     pin_vcpus(&guest, &cpus)?;
     let found = why(&["packets", "--seconds", "1"])?;
-    found["pinning"].is("warning", &["there runs micro"])?;
-    pin(guest.micro.pid(), 0)?;
-    let found = why(&["packets", "--seconds", "1"])?;
+    // Its main thread may run there too, and has nothing to do.
     found["pinning"].is("fine", &["none of its"])?;
     drop(guest);
 
