@@ -7,10 +7,12 @@ use std::env;
 use std::path::Path;
 
 /// Structs of intf.h that are read from bytes which the kernel gives.
-const READ_FROM_BYTES: [&str; 7] = [
+const READ_FROM_BYTES: [&str; 9] = [
     "cohort_group",
     "group_stats",
     "halt_clock",
+    "off_cpu",
+    "taker",
     "taker_key",
     "taker_stats",
     "vcpu_counters",

@@ -145,6 +145,43 @@ enum vcpu_phase {
 	NR_PHASES = 6,
 };
 
+enum taker_kind {
+	TAKER_CGROUP = 0, /* a task of this cgroup */
+	TAKER_VM = 1, /* a vCPU of the VM of this process */
+	TAKER_KERNEL = 2, /* a kernel thread, or the CPU was idle */
+	TAKER_NONE = 3, /* not known */
+};
+
+/* Who has a CPU in the place of a vCPU. */
+struct taker {
+	u32 kind; /* enum taker_kind */
+	u32 pad;
+	u64 id; /* cgroup id, process, 0 */
+	char comm[16]; /* of the thread */
+};
+
+/* How a thread slept outside of the guest, as bits. */
+enum sleep_kind {
+	SLEEP_IN_KVM = 1, /* inside KVM_RUN */
+	SLEEP_STOPPED = 2, /* by a signal or a debugger */
+	SLEEP_FROZEN = 4, /* by its cgroup's freezer */
+	SLEEP_IO = 8, /* until I/O is done */
+	SLEEP_MEMORY = 16, /* until there is memory */
+	SLEEP_UNINTERRUPTIBLE = 32,
+};
+
+/* A stretch of time in which a vCPU, which was not halted, had no CPU. */
+struct off_cpu {
+	u64 ns; /* 0: none */
+	u64 end_ns; /* CLOCK_MONOTONIC */
+	u64 ready_ns; /* of it: waited for a CPU */
+	u64 limited_ns; /* of it: a cap stopped it; the rest it slept */
+	u32 goes_on; /* it had not ended when this was read */
+	u32 sleep; /* bits of enum sleep_kind */
+	s64 syscall; /* in which it slept; -1: none */
+	struct taker taker; /* who had its CPU first, or last if it woke up */
+};
+
 /* One vCPU since the observer knows it. Written by BPF. */
 struct vcpu_counters {
 	u64 kvm; /* address of its struct kvm, an opaque identity */
@@ -183,6 +220,8 @@ struct vcpu_counters {
 				       ran; buckets as above */
 	u64 ipi_to_run_ns; /* the sum of these times */
 	u64 longest_ipi_ns; /* the longest of them */
+	struct off_cpu longest_off_cpu; /* that ended, or went on, since the
+					   reading before */
 };
 
 /* How long a vCPU was kept from running by the scheduler itself, since that knows
@@ -213,12 +252,6 @@ struct halt_clock {
 	u32 used; /* a vCPU that halts on its CPU has had this one, */
 	u32 running; /* and has it now */
 	u32 stopped; /* the event has ended: it has to be opened anew */
-};
-
-enum taker_kind {
-	TAKER_CGROUP = 0, /* a task of this cgroup */
-	TAKER_VM = 1, /* a vCPU of the VM of this process */
-	TAKER_KERNEL = 2, /* a kernel thread */
 };
 
 /* Who ran in the place of whom. */

@@ -30,6 +30,20 @@ struct task_struct___cap {
 	bool throttled;
 } __attribute__((preserve_access_index));
 
+/* What of a task tells why it sleeps, where the kernel is built to note it. */
+struct task_struct___sleep {
+	unsigned int in_iowait : 1;
+	unsigned int in_memstall : 1;
+	unsigned int frozen : 1;
+} __attribute__((preserve_access_index));
+
+/* States of tasks that the kernel has as macros (include/linux/sched.h). */
+enum {
+	STATE_UNINTERRUPTIBLE = 0x2,
+	STATE_STOPPED = 0x4,
+	STATE_TRACED = 0x8,
+};
+
 /* Set by Rust: the class of tasks that a sched_ext scheduler has, 0: the kernel has none. */
 const volatile u64 ext_sched_class_addr;
 
@@ -45,9 +59,10 @@ struct observed {
 		     without asking whether it still does */
 	s32 successor; /* thread that its CPU ran after it; 0 when KVM begins to
 			  look whom to run in its place */
-	bool preempted; /* and not run since, by a taker: */
-	u32 taker_kind; /* enum taker_kind */
-	u64 taker_id;
+	bool preempted; /* by off.taker, and not run since */
+	u32 task_state; /* with which it left its CPU last */
+	u64 off_since_ns; /* it has no CPU, and was not halted then; 0: neither */
+	struct off_cpu off; /* what is known of that so far */
 	bool spin_timed; /* KVM looks, in an exit whose time is taken, */
 	u64 spins_since_ns; /* and it has had its CPU since then */
 };
@@ -212,6 +227,15 @@ static void on_spin_end(struct task_struct *p)
 
 /* ---- phases ---- */
 
+/* The vCPU with which @p, with @o, is inside KVM now; NULL: it is not. */
+static struct kvm_vcpu___kvm *vcpu_now(struct task_struct *p,
+				       struct observed *o)
+{
+	struct kvm_vcpu___kvm *vcpu = vcpu_if_any(p);
+
+	return (u64)vcpu == o->vcpu ? vcpu : NULL;
+}
+
 static u16 domain_of(s32 cpu)
 {
 	return cpu >= 0 && cpu < MAX_CPUS ? cpu_domain[cpu] : 0;
@@ -226,20 +250,21 @@ static void end_phase(struct vcpu_counters *v, u64 now)
 	v->since_ns = now;
 }
 
-/* Who is @next, whose observed is @taker, that runs in the place of @o? */
-static void note_taker(struct observed *o, struct task_struct *next,
-		       struct observed *taker)
+/* Who is @p, whose observed is @observed, that has a CPU? */
+static void note_taker(struct taker *taker, struct task_struct *p,
+		       struct observed *observed)
 {
-	if (taker) {
-		o->taker_kind = TAKER_VM;
-		o->taker_id = taker->counters.tgid;
-	} else if (next->flags & PF_KTHREAD) {
-		o->taker_kind = TAKER_KERNEL;
-		o->taker_id = 0;
+	if (observed) {
+		taker->kind = TAKER_VM;
+		taker->id = observed->counters.tgid;
+	} else if (p->flags & PF_KTHREAD) {
+		taker->kind = TAKER_KERNEL;
+		taker->id = 0;
 	} else {
-		o->taker_kind = TAKER_CGROUP;
-		o->taker_id = next->cgroups->dfl_cgrp->kn->id;
+		taker->kind = TAKER_CGROUP;
+		taker->id = p->cgroups->dfl_cgrp->kn->id;
 	}
+	bpf_probe_read_kernel(taker->comm, sizeof(taker->comm), p->comm);
 }
 
 /* A wait for a CPU is over, for which @o says who was to blame. */
@@ -247,8 +272,8 @@ static void count_taker(struct observed *o, u64 waited_ns)
 {
 	struct taker_key key = {
 		.tgid = o->counters.tgid,
-		.kind = o->taker_kind,
-		.id = o->taker_id,
+		.kind = o->off.taker.kind,
+		.id = o->off.taker.id,
 	};
 	struct taker_stats none = {}, *stats;
 
@@ -261,6 +286,64 @@ static void count_taker(struct observed *o, u64 waited_ns)
 	}
 	__sync_fetch_and_add(&stats->times, 1);
 	__sync_fetch_and_add(&stats->ready_ns, waited_ns);
+}
+
+/* ---- off the CPU ---- */
+
+/* From @now on @o's vCPU is without a CPU, though not halted. */
+static void off_begins(struct observed *o, u64 now)
+{
+	__builtin_memset(&o->off, 0, sizeof(o->off));
+	o->off.syscall = -1;
+	o->off.taker.kind = TAKER_NONE;
+	o->off_since_ns = now;
+}
+
+/* How @p, with @o, sleeps outside of the guest, or slept until just now. */
+static void note_sleep(struct task_struct *p, struct observed *o)
+{
+	struct task_struct___sleep *task = (void *)p;
+	struct off_cpu *off = &o->off;
+
+	off->sleep = vcpu_now(p, o) ? SLEEP_IN_KVM : 0;
+	if (o->task_state & (STATE_STOPPED | STATE_TRACED))
+		off->sleep |= SLEEP_STOPPED;
+	else if (o->task_state & STATE_UNINTERRUPTIBLE)
+		off->sleep |= SLEEP_UNINTERRUPTIBLE;
+	if (bpf_core_field_exists(task->frozen) &&
+	    BPF_CORE_READ_BITFIELD(task, frozen))
+		off->sleep |= SLEEP_FROZEN;
+	if (bpf_core_field_exists(task->in_iowait) &&
+	    BPF_CORE_READ_BITFIELD(task, in_iowait))
+		off->sleep |= SLEEP_IO;
+	if (bpf_core_field_exists(task->in_memstall) &&
+	    BPF_CORE_READ_BITFIELD(task, in_memstall))
+		off->sleep |= SLEEP_MEMORY;
+	off->syscall = ((struct pt_regs *)bpf_task_pt_regs(p))->orig_ax;
+}
+
+/* The time for which @o's vCPU has had no CPU, up to @now, is kept if it is the longest
+ * since it was read; @prev, whose observed is @before, had the CPU that it gets, NULL: it
+ * gets none yet. */
+static void keep_longest(struct observed *o, struct task_struct *prev,
+			 struct observed *before, u64 now)
+{
+	struct vcpu_counters *v = &o->counters;
+	struct off_cpu *longest = &v->longest_off_cpu;
+	u64 ns = now - o->off_since_ns;
+
+	if (!o->off_since_ns || ns <= longest->ns)
+		return;
+	*longest = o->off;
+	longest->ns = ns;
+	longest->end_ns = now;
+	longest->goes_on = !prev;
+	if (v->phase == PHASE_READY)
+		longest->ready_ns = now - v->since_ns;
+	if (v->phase == PHASE_LIMITED)
+		longest->limited_ns = now - v->since_ns;
+	if (prev && longest->taker.kind == TAKER_NONE)
+		note_taker(&longest->taker, prev, before);
 }
 
 /* What is said of @o's vCPU while it has this CPU ends. */
@@ -289,6 +372,7 @@ static void begin(struct task_struct *p, struct observed *o,
 	if (v->halts_on_cpu)
 		halts_seen = true;
 	__builtin_memset(&o->halt, 0, sizeof(o->halt));
+	o->off_since_ns = 0;
 	v->since_ns = now;
 	o->vcpu = (u64)vcpu;
 	o->vm = slot_of(p);
@@ -328,15 +412,6 @@ static struct observed *recognise(struct task_struct *p, u64 now)
 	return o;
 }
 
-/* The vCPU with which @p, with @o, is inside KVM now; NULL: it is not. */
-static struct kvm_vcpu___kvm *vcpu_now(struct task_struct *p,
-				       struct observed *o)
-{
-	struct kvm_vcpu___kvm *vcpu = vcpu_if_any(p);
-
-	return (u64)vcpu == o->vcpu ? vcpu : NULL;
-}
-
 /* @p, with @o, waits for a CPU from @now on: so does, now or again, an IPI that its
  * vCPU got and has not ended. Whether an interrupt is one, its vector tells. */
 static void note_unanswered_ipi(struct task_struct *p, struct observed *o,
@@ -364,18 +439,22 @@ static void stops(struct task_struct *p, struct observed *o,
 	end_phase(v, now);
 	add_spin_time(o, now);
 	o->successor = next->pid;
+	o->task_state = task_state;
 	if (task_state) {
 		vcpu = vcpu_now(p, o);
 		v->phase = vcpu && kvm_read(vcpu, stat.generic.blocking)
 				   ? PHASE_HALTED
 				   : PHASE_AWAY;
+		if (v->phase == PHASE_AWAY)
+			off_begins(o, now);
 		return;
 	}
+	off_begins(o, now);
 	v->phase = is_throttled(p) ? PHASE_LIMITED : PHASE_READY;
 	o->preempted = v->phase == PHASE_READY;
 	if (o->preempted)
 		note_unanswered_ipi(p, o, now);
-	note_taker(o, next, taker);
+	note_taker(&o->off.taker, next, taker);
 }
 
 /* @p gets this CPU. */
@@ -387,6 +466,7 @@ static void runs(struct task_struct *p, struct observed *o, struct cpu_state *c,
 	u64 waited_ns = now - v->since_ns, ipi_ns;
 	bool waited = v->phase == PHASE_READY;
 
+	o->off_since_ns = 0;
 	end_phase(v, now);
 	v->phase = PHASE_RUNS;
 	o->spins_since_ns = now;
@@ -438,8 +518,10 @@ int BPF_PROG(switches, bool preempt, struct task_struct *prev,
 	if (stopped)
 		stops(prev, stopped, next, started, preempt ? 0 : prev_state, c,
 		      now);
-	if (started)
+	if (started) {
+		keep_longest(started, prev, stopped, now);
 		runs(next, started, c, now);
+	}
 	return 0;
 }
 
@@ -456,6 +538,10 @@ int BPF_PROG(wakes, struct task_struct *p)
 	if (v->phase != PHASE_HALTED && v->phase != PHASE_AWAY)
 		return 0;
 	now = bpf_ktime_get_ns();
+	if (v->phase == PHASE_AWAY)
+		note_sleep(p, o);
+	else
+		off_begins(o, now);
 	end_phase(v, now);
 	v->phase = PHASE_READY;
 	v->wakeups++;
@@ -543,6 +629,11 @@ int read_vcpus(struct bpf_iter__task *ctx)
 	v->halted_on_cpu_ns = o->halt.halted_ns;
 	v->halted_unread_ns = o->halt.unread_ns;
 	v->read_ns = bpf_ktime_get_ns();
+	if (v->phase == PHASE_AWAY)
+		note_sleep(p, o);
+	keep_longest(o, NULL, NULL, v->read_ns);
 	bpf_seq_write(ctx->meta->seq, v, sizeof(*v));
+	/* What ends in this moment may be missing, if it was longer than all else. */
+	v->longest_off_cpu.ns = 0;
 	return 0;
 }

@@ -7,12 +7,14 @@ use crate::exit::{Exit, exit_code_help};
 use crate::export::{ExportOptions, export};
 use crate::host::paths::Host;
 use crate::logging;
+use crate::ready::{ReadyOptions, ready};
 use crate::run::run;
 use crate::set::{SetOptions, set};
 use crate::settings::RunOptions;
 use crate::stats::{StatsOptions, stats};
 use crate::top::{TopOptions, top};
 use crate::watch::{WatchOptions, watch};
+use crate::why::{WhyOptions, why};
 use clap::{CommandFactory, Parser, Subcommand};
 
 /// Schedules the virtual CPUs of KVM hosts that run more vCPUs than they have CPUs
@@ -65,6 +67,22 @@ enum Command {
     /// them. Nothing is changed. What was recorded can be looked at elsewhere.
     #[command(after_long_help = exit_code_help())]
     Top(TopOptions),
+    /// Say why one VM is slow: answers to the questions that operators come with
+    ///
+    /// Looks for a few seconds, or at a time span of a recording, and says of
+    /// each question what was seen, what that means and what to do: ready time,
+    /// the VMM's own threads, caps, stalls, the ratio of vCPUs to CPUs, clocks,
+    /// pinning. Where the scheduler or a cap is not to blame, it says so. Changes
+    /// nothing. docs/why.md has examples.
+    #[command(after_long_help = exit_code_help())]
+    Why(WhyOptions),
+    /// Print the ready time of one VM in one line, in VMware's units
+    ///
+    /// As vCenter and esxtop have it, time for which a cap stops a vCPU is a part
+    /// of it (`mlmtd_pct`). `ready_ms` is cpu.ready.summation, `readiness_pct`
+    /// cpu.readiness.average, `rdy_pct` is %RDY of esxtop.
+    #[command(after_long_help = exit_code_help())]
+    Ready(ReadyOptions),
     /// Prove on this host, with the guests that run now, what a scheduler changes
     ///
     /// Exchanges schedulers live, in windows that alternate (A B B A …), and says
@@ -106,6 +124,8 @@ pub fn main() -> Exit {
         Command::Set(options) => set(options, &host),
         Command::Watch(options) => watch(options, &host),
         Command::Top(options) => top(options, &host),
+        Command::Why(options) => why(options, &host),
+        Command::Ready(options) => ready(options, &host),
         Command::Compare(options) => compare(options, &host),
         Command::Doctor(options) => doctor(options, &host),
         Command::Export(options) => export(options, &host),

@@ -352,7 +352,7 @@ impl Column {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::view::{TakerView, VmView};
+    use crate::view::{OffCpuView, PressureView, TakerView, VmView};
     use scx_stats::Meta;
     use std::fmt::Write as _;
 
@@ -405,8 +405,13 @@ one in a thousand, and the kernel counts those).
         for (what, meta) in [
             ("of a vCPU, or of all of a VM (`all`)", VcpuView::meta()),
             ("of a VM", VmView::meta()),
+            (
+                "of the longest stretch without a CPU (`longest_off_cpu`)",
+                OffCpuView::meta(),
+            ),
             ("of whom took CPUs from it (`takers`)", TakerView::meta()),
             ("of the host", HostView::meta()),
+            ("of the host's pressure (`pressure`)", PressureView::meta()),
         ] {
             let _ = writeln!(page, "| {what} | |\n|---|---|");
             for (name, field) in meta.fields {

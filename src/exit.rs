@@ -56,7 +56,9 @@ pub enum Exit {
     Stalled = 32,
     /// A signal ended `compare` before its last window.
     Interrupted = 33,
-    /// `doctor` has warnings.
+    /// No VM, or more than one, is called so.
+    NoSuchVm = 34,
+    /// `doctor` or `why` has warnings.
     Advice = 40,
     /// `doctor` says that Cohort does not run on this host.
     Unfit = 41,
@@ -64,7 +66,7 @@ pub enum Exit {
 
 impl Exit {
     /// Every code, in ascending order.
-    pub const ALL: [Exit; 24] = [
+    pub const ALL: [Exit; 25] = [
         Exit::Success,
         Exit::Failure,
         Exit::Usage,
@@ -87,6 +89,7 @@ impl Exit {
         Exit::CannotListen,
         Exit::Stalled,
         Exit::Interrupted,
+        Exit::NoSuchVm,
         Exit::Advice,
         Exit::Unfit,
     ];
@@ -133,7 +136,10 @@ impl Exit {
             Exit::Interrupted => {
                 "a signal ended `compare` before its last window; the host is back on its own scheduler"
             }
-            Exit::Advice => "`doctor` has warnings; Cohort runs on this host",
+            Exit::NoSuchVm => "no VM, or more than one, is called as `why` or `ready` was told",
+            Exit::Advice => {
+                "`doctor` has warnings, and Cohort runs on this host; or `why` has warnings"
+            }
             Exit::Unfit => "`doctor` found that Cohort does not run on this host",
         }
     }

@@ -3,7 +3,7 @@
 //! program but its `main`. What runs in the kernel is in `bpf/`.
 //!
 //! A subcommand is a module ([`run`], [`stats`], [`set`], [`watch`], [`top`],
-//! [`compare`], [`doctor`], [`export`]); [`host`] learns about the host,
+//! [`why`], [`ready`], [`compare`], [`doctor`], [`export`]); [`host`] learns about the host,
 //! [`scheduler`] holds the loaded BPF part, [`sight`] says what that sees of KVM, [`metrics`] turns its counters into
 //! what people see, and [`entitlement`] says what a VM should have got.
 
@@ -18,6 +18,7 @@ pub mod exceptions;
 pub mod exit;
 pub mod export;
 pub mod features;
+pub mod finding;
 pub mod halt;
 pub mod host;
 pub mod limits;
@@ -27,6 +28,7 @@ pub mod metrics;
 pub mod observation;
 pub mod observer;
 pub mod printer;
+pub mod ready;
 pub mod recording;
 pub mod run;
 pub mod scheduler;
@@ -34,6 +36,7 @@ pub mod set;
 pub mod settings;
 pub mod sight;
 pub mod signals;
+pub mod span;
 pub mod stats;
 pub mod stats_server;
 pub mod systemd;
@@ -42,3 +45,4 @@ pub mod top;
 pub mod view;
 pub mod wait;
 pub mod watch;
+pub mod why;

@@ -6,9 +6,10 @@ use crate::bpf::intf;
 use crate::entitlement::{Group, WEIGHT_DEFAULT, bound_by_cpu_sets, entitlements_ns};
 use crate::halt::HaltSight;
 use crate::host::cgroups::Competition;
+use crate::host::pressure::Pressure;
 use crate::host::vm_identity::VmIdentity;
 use crate::metrics::percent;
-use crate::view::{HaltedBy, HostView, TakerView, VcpuView, VmView};
+use crate::view::{HaltedBy, HostView, OffCpuView, PressureView, TakerView, VcpuView, VmView};
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 const BUCKETS: usize = intf::cohort_limits_NR_BUCKETS as usize;
@@ -28,6 +29,8 @@ pub struct TakerReading {
 pub struct Observation {
     /// When, on the monotonic clock, ns.
     pub at_ns: u64,
+    /// The same moment on the wall's clock, ms since 1970 (UTC).
+    pub unix_ms: u64,
     /// CPUs online.
     pub cpus: u32,
     /// What schedules the host: the name of a sched_ext scheduler, or "stock".
@@ -48,9 +51,11 @@ pub struct Observation {
     pub competition: Option<Competition>,
     /// How long Cohort kept vCPUs from running, by thread; `None` where it does not schedule.
     pub waits: Option<HashMap<i32, intf::vcpu_waits>>,
+    /// For how long tasks of the host have stood still; `None` where the kernel does not count it.
+    pub pressure: Option<Pressure>,
     /// Who took CPUs from whom.
     pub takers: Vec<TakerReading>,
-    /// What cgroups among them are called.
+    /// What cgroups are called that took CPUs.
     pub cgroup_names: HashMap<u64, String>,
 }
 
@@ -87,6 +92,7 @@ impl HostView {
             }
         }
         let names = vm_names(of_vms.keys().copied(), after);
+        let tell = Names { vms: &names, after };
         let mut host = Gain::default();
         let mut vms = BTreeMap::new();
         for (tgid, vcpus) in of_vms {
@@ -96,12 +102,12 @@ impl HostView {
             let view = VmView {
                 name: names[&tgid].clone(),
                 identity: after.identities.get(&tgid).cloned().unwrap_or_default(),
-                all: all.view(length_ns),
+                all: all.view(length_ns, &tell),
                 vcpus: vcpus
                     .iter()
-                    .map(|(&number, vcpu)| (number, vcpu.view(length_ns)))
+                    .map(|(&number, vcpu)| (number, vcpu.view(length_ns, &tell)))
                     .collect(),
-                takers: takers(tgid, before, after, &names),
+                takers: takers(tgid, before, after, &tell),
             };
             vms.insert(tgid, view);
         }
@@ -125,13 +131,19 @@ impl HostView {
                 "halted time of VMs whose HLT or MWAIT do not exit is not seen, and counts as running: {why}"
             ));
         }
-        let host = host.view(length_ns);
+        let host = host.view(length_ns, &tell);
         let overhead_pct = percent(host.poll_pct + host.spin_pct, host.on_cpu_pct);
         if host.on_cpu_pct == 0.0 || unseen.iter().any(|field| field == "spin_pct") {
             unseen.push(String::from("efficiency_pct"));
         }
+        let pressure = pressure(before, after);
+        if pressure.is_none() {
+            unseen.push(String::from("pressure"));
+        }
         HostView {
             window_ms: (length_ns + 500_000) / 1_000_000,
+            ended_ms: after.unix_ms,
+            pressure: pressure.unwrap_or_default(),
             scheduler: after.scheduler.clone(),
             cpus: after.cpus,
             blind_spots,
@@ -259,11 +271,47 @@ fn entitlements(
     places.into_iter().map(of_vcpu).collect()
 }
 
+/// What part of the time between two readings tasks of the host stood still, if the kernel counts it.
+fn pressure(before: &Observation, after: &Observation) -> Option<PressureView> {
+    let (earlier, later) = (before.pressure?, after.pressure?);
+    let length_us = after.at_ns.saturating_sub(before.at_ns) as f64 / 1000.0;
+    let part = |later: u64, earlier: u64| percent(later.saturating_sub(earlier) as f64, length_us);
+    Some(PressureView {
+        cpu_some_pct: part(later.cpu.some_us, earlier.cpu.some_us),
+        io_some_pct: part(later.io.some_us, earlier.io.some_us),
+        io_full_pct: part(later.io.full_us, earlier.io.full_us),
+        memory_some_pct: part(later.memory.some_us, earlier.memory.some_us),
+        memory_full_pct: part(later.memory.full_us, earlier.memory.full_us),
+    })
+}
+
+/// What those are called who take CPUs.
+struct Names<'a> {
+    vms: &'a HashMap<u32, String>,
+    after: &'a Observation,
+}
+
+impl Names<'_> {
+    /// Kind and name.
+    fn of(&self, kind: intf::taker_kind, id: u64) -> (&'static str, String) {
+        let (kind, name) = match kind {
+            intf::taker_kind_TAKER_VM => ("vm", self.vms.get(&(id as u32)).cloned()),
+            intf::taker_kind_TAKER_KERNEL => ("kernel", Some("kernel threads".to_owned())),
+            intf::taker_kind_TAKER_NONE => ("none", Some(String::new())),
+            _ => ("cgroup", self.after.cgroup_names.get(&id).cloned()),
+        };
+        (
+            kind,
+            name.unwrap_or_else(|| format!("{kind} {id}, which is gone")),
+        )
+    }
+}
+
 fn takers(
     tgid: u32,
     before: &Observation,
     after: &Observation,
-    names: &HashMap<u32, String>,
+    names: &Names<'_>,
 ) -> Vec<TakerView> {
     let identity = |key: &intf::taker_key| (key.tgid, key.kind, key.id);
     let earlier: HashMap<_, _> = before
@@ -274,15 +322,11 @@ fn takers(
     let view = |taker: &TakerReading| {
         let earlier = earlier.get(&identity(&taker.key));
         let id = taker.key.id;
-        let (kind, name) = match taker.key.kind {
-            intf::taker_kind_TAKER_VM => ("vm", names.get(&(id as u32)).cloned()),
-            intf::taker_kind_TAKER_KERNEL => ("kernel", Some("kernel threads".to_owned())),
-            _ => ("cgroup", after.cgroup_names.get(&id).cloned()),
-        };
+        let (kind, name) = names.of(taker.key.kind, id);
         TakerView {
             kind: kind.to_owned(),
             id,
-            name: name.unwrap_or_else(|| format!("{kind} {id}, which is gone")),
+            name,
             times: gained(taker.stats.times, earlier.map_or(0, |stats| stats.times)),
             ready_us: gained(
                 taker.stats.ready_ns,
@@ -310,6 +354,7 @@ struct Gain {
     entitled_ns: u64,
     longest_ready_ns: u64,
     longest_ipi_ns: u64,
+    longest_off_cpu: Option<intf::off_cpu>,
     /// All others, in the order of [`Gain::COUNTERS`].
     counts: [u64; Gain::COUNTERS],
     ipi_to_run: [u64; BUCKETS],
@@ -335,6 +380,7 @@ impl Gain {
             entitled_ns: 0,
             longest_ready_ns: counters.longest_ready_ns,
             longest_ipi_ns: counters.longest_ipi_ns,
+            longest_off_cpu: Some(counters.longest_off_cpu).filter(|off| off.ns > 0),
             counts: [
                 counters.halted_on_cpu_ns,
                 counters.halted_unread_ns,
@@ -386,6 +432,8 @@ impl Gain {
         self.entitled_ns += other.entitled_ns;
         self.longest_ready_ns = self.longest_ready_ns.max(other.longest_ready_ns);
         self.longest_ipi_ns = self.longest_ipi_ns.max(other.longest_ipi_ns);
+        let both = [self.longest_off_cpu, other.longest_off_cpu];
+        self.longest_off_cpu = both.into_iter().flatten().max_by_key(|off| off.ns);
     }
 
     /// The CPU time that it used or waited for.
@@ -402,7 +450,7 @@ impl Gain {
         .saturating_sub(self.resting_ns)
     }
 
-    fn view(&self, length_ns: u64) -> VcpuView {
+    fn view(&self, length_ns: u64, names: &Names<'_>) -> VcpuView {
         let vcpu_time_ns = length_ns as f64 * f64::from(self.vcpus);
         let phase_ns = |phase: u32| self.phase_ns[phase as usize];
         let phase_pct = |phase| percent(phase_ns(phase) as f64, vcpu_time_ns);
@@ -466,7 +514,42 @@ impl Gain {
             preempted_user,
             preempted_kernel,
             stacked_pct: percent(stacked_ns as f64, ready_ns as f64),
+            longest_off_cpu: self
+                .longest_off_cpu
+                .map(|off| off_cpu(&off, names))
+                .unwrap_or_default(),
         }
+    }
+}
+
+/// How threads sleep, as words.
+const SLEEPS: [(intf::sleep_kind, &str); 6] = [
+    (intf::sleep_kind_SLEEP_IN_KVM, "in-kvm"),
+    (intf::sleep_kind_SLEEP_STOPPED, "stopped"),
+    (intf::sleep_kind_SLEEP_FROZEN, "frozen"),
+    (intf::sleep_kind_SLEEP_IO, "io"),
+    (intf::sleep_kind_SLEEP_MEMORY, "memory"),
+    (intf::sleep_kind_SLEEP_UNINTERRUPTIBLE, "uninterruptible"),
+];
+
+fn off_cpu(off: &intf::off_cpu, names: &Names<'_>) -> OffCpuView {
+    let after = names.after;
+    let since_ms = after.at_ns.saturating_sub(off.end_ns) / 1_000_000;
+    let of_sleep = |(bit, word): &(intf::sleep_kind, &str)| {
+        (off.sleep & bit != 0).then(|| String::from(*word))
+    };
+    let comm: Vec<u8> = off.taker.comm.iter().map(|&byte| byte as u8).collect();
+    let comm = comm.split(|&byte| byte == 0).next().unwrap_or_default();
+    OffCpuView {
+        us: off.ns / 1000,
+        ready_us: off.ready_ns / 1000,
+        limited_us: off.limited_ns / 1000,
+        until_ms: after.unix_ms.saturating_sub(since_ms),
+        goes_on: off.goes_on,
+        sleep: SLEEPS.iter().filter_map(of_sleep).collect(),
+        syscall: off.syscall,
+        taker: names.of(off.taker.kind, off.taker.id).1,
+        taker_thread: String::from_utf8_lossy(comm).replace(char::is_control, "?"),
     }
 }
 

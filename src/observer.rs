@@ -9,6 +9,7 @@ use crate::host::cgroups::{CgroupNames, Competition};
 use crate::host::kvm::{Kvm, KvmWatch, hardware_ends_interrupts};
 use crate::host::paths::Host;
 use crate::host::preflight;
+use crate::host::pressure::Pressure;
 use crate::host::topology::{self, Domains};
 use crate::host::vm_identity::VmIdentity;
 use crate::observation::{Observation, TakerReading};
@@ -28,6 +29,7 @@ use std::collections::{BTreeSet, HashMap};
 use std::io::Read;
 use std::mem::MaybeUninit;
 use std::ptr;
+use std::time::SystemTime;
 
 /// Entries of maps are read in parts of this many.
 const PER_READ: u32 = 512;
@@ -97,11 +99,17 @@ impl<'object> Observer<'object> {
         let takers = self.read_takers().context("who took CPUs cannot be read")?;
         let of_cgroups = |taker: &&TakerReading| taker.key.kind == intf::taker_kind_TAKER_CGROUP;
         let cgroups = takers.iter().filter(of_cgroups).map(|taker| taker.key.id);
+        let longest = vcpus.iter().map(|vcpu| vcpu.longest_off_cpu);
+        let longest =
+            longest.filter(|off| off.ns > 0 && off.taker.kind == intf::taker_kind_TAKER_CGROUP);
+        let cgroups = cgroups.chain(longest.map(|off| off.taker.id));
         let mut cgroup_names = self.cgroup_names.borrow_mut();
         let scheduler = preflight::scheduler_name(&self.host);
         let scheduler = scheduler.unwrap_or_else(|| String::from("stock"));
         Ok(Observation {
             at_ns,
+            unix_ms: unix_ms(),
+            pressure: Pressure::read(&self.host),
             cpus: u32::try_from(online.len()).context("more CPUs than can be counted")?,
             waits: scheduler.starts_with("cohort").then(read_waits).flatten(),
             scheduler,
@@ -156,6 +164,12 @@ impl<'object> Observer<'object> {
             })
             .collect()
     }
+}
+
+/// The time on the wall's clock, ms since 1970 (UTC); 0 before that.
+fn unix_ms() -> u64 {
+    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+    since.map_or(0, |since| since.as_millis() as u64)
 }
 
 /// How long Cohort kept vCPUs from running, by thread; `None` if it has just gone.

@@ -8,7 +8,7 @@ use crate::view::HostView;
 use anyhow::{Context, anyhow};
 use serde::{Deserialize, Serialize};
 use std::fs::File;
-use std::io::{BufRead, BufReader, Write};
+use std::io::{BufRead, BufReader, Lines, Write};
 use std::path::{Path, PathBuf};
 
 /// Raised whenever a window's fields change so that older programs cannot read them.
@@ -66,6 +66,93 @@ impl Recorder {
     }
 }
 
+/// Reads a recording window by window; a day of them need not fit into memory.
+pub struct Reader {
+    path: PathBuf,
+    lines: Lines<BufReader<File>>,
+    windows: usize,
+    breaks_off: bool,
+}
+
+impl Reader {
+    /// Opens the recording `path`.
+    ///
+    /// # Errors
+    /// With [`Exit::BadRecording`] when it is none, of another format, or cannot be read.
+    pub fn open(path: &Path) -> Result<Self, Failure> {
+        let mut reader = Self {
+            path: path.to_owned(),
+            lines: BufReader::new(
+                File::open(path).map_err(|error| fail(path, format!("cannot be read: {error}")))?,
+            )
+            .lines(),
+            windows: 0,
+            breaks_off: false,
+        };
+        let header: Header = reader
+            .line()?
+            .and_then(|line| serde_json::from_str(&line).ok())
+            .ok_or_else(|| {
+                fail(
+                    path,
+                    "is no recording of cohort: its first line does not say so (`cohort top --record FILE` makes one)"
+                        .into(),
+                )
+            })?;
+        if header.cohort_recording != FORMAT {
+            return Err(fail(
+                path,
+                format!(
+                    "was written by cohort {} in format {}; this is cohort {}, which reads format {FORMAT}",
+                    header.version,
+                    header.cohort_recording,
+                    env!("CARGO_PKG_VERSION"),
+                ),
+            ));
+        }
+        Ok(reader)
+    }
+
+    /// Whether it broke off within a window, which was left out; known at its end.
+    pub fn breaks_off(&self) -> bool {
+        self.breaks_off
+    }
+
+    fn line(&mut self) -> Result<Option<String>, Failure> {
+        let line = self.lines.next().transpose();
+        line.map_err(|error| fail(&self.path, format!("cannot be read: {error}")))
+    }
+
+    /// The window that comes next; `None` at the end.
+    ///
+    /// # Errors
+    /// With [`Exit::BadRecording`] when it is damaged, holds no whole window, or cannot be read.
+    pub fn window(&mut self) -> Result<Option<HostView>, Failure> {
+        let Some(line) = self.line()? else {
+            if self.windows == 0 {
+                let what = "holds no window: it was stopped too early";
+                return Err(fail(&self.path, what.into()));
+            }
+            return Ok(None);
+        };
+        let Ok(view) = serde_json::from_str(&line) else {
+            if self.line()?.is_some() || self.windows == 0 {
+                let number = self.windows + 1;
+                let what = format!("is damaged: its window {number} cannot be understood");
+                return Err(fail(&self.path, what));
+            }
+            self.breaks_off = true;
+            return Ok(None);
+        };
+        self.windows += 1;
+        Ok(Some(view))
+    }
+}
+
+fn fail(path: &Path, what: String) -> Failure {
+    Failure::new(Exit::BadRecording, anyhow!("{} {what}", path.display()))
+}
+
 /// What a recording holds.
 #[derive(Debug)]
 pub struct Recording {
@@ -76,61 +163,19 @@ pub struct Recording {
 }
 
 impl Recording {
-    /// Reads the recording `path`.
+    /// Reads the whole recording `path`.
     ///
     /// # Errors
-    /// With [`Exit::BadRecording`] when it is none, of another format, holds no whole window, or cannot be read.
+    /// As [`Reader`]'s.
     pub fn read(path: &Path) -> Result<Self, Failure> {
-        let fail = |what: String| {
-            let error = anyhow!("{} {what}", path.display());
-            Failure::new(Exit::BadRecording, error)
-        };
-        let file = File::open(path).map_err(|error| fail(format!("cannot be read: {error}")))?;
-        let mut lines = BufReader::new(file).lines();
-        let mut next = || {
-            lines
-                .next()
-                .transpose()
-                .map_err(|error| fail(format!("cannot be read: {error}")))
-        };
-        let header: Header = next()?
-            .and_then(|line| serde_json::from_str(&line).ok())
-            .ok_or_else(|| {
-                fail(
-                    "is no recording of cohort: its first line does not say so (`cohort top --record FILE` makes one)"
-                        .into(),
-                )
-            })?;
-        if header.cohort_recording != FORMAT {
-            return Err(fail(format!(
-                "was written by cohort {} in format {}; this is cohort {}, which reads format {FORMAT}",
-                header.version,
-                header.cohort_recording,
-                env!("CARGO_PKG_VERSION"),
-            )));
-        }
+        let mut reader = Reader::open(path)?;
         let mut windows = Vec::new();
-        while let Some(line) = next()? {
-            let Ok(view) = serde_json::from_str(&line) else {
-                if next()?.is_some() || windows.is_empty() {
-                    return Err(fail(format!(
-                        "is damaged: its window {} cannot be understood",
-                        windows.len() + 1
-                    )));
-                }
-                return Ok(Self {
-                    windows,
-                    breaks_off: true,
-                });
-            };
+        while let Some(view) = reader.window()? {
             windows.push(view);
-        }
-        if windows.is_empty() {
-            return Err(fail("holds no window: it was stopped too early".into()));
         }
         Ok(Self {
             windows,
-            breaks_off: false,
+            breaks_off: reader.breaks_off(),
         })
     }
 }

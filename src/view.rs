@@ -119,6 +119,72 @@ pub struct VcpuView {
         desc = "part of its ready time in which it waited behind a sibling while another CPU that it may use ran none, in percent"
     )]
     pub stacked_pct: f64,
+    #[stat(
+        desc = "the longest stretch without a CPU, though it was not halted, that ended in the window or went on at its end"
+    )]
+    pub longest_off_cpu: OffCpuView,
+}
+
+/// The longest stretch of time in which a vCPU, though it was not halted, had no CPU.
+#[stat_doc]
+#[derive(Clone, Debug, Default, Deserialize, Eq, PartialEq, Serialize, Stats)]
+#[serde(default)]
+#[stat(desc = "a stretch in which a vCPU had no CPU")]
+pub struct OffCpuView {
+    #[stat(
+        desc = "its length from its beginning, which may lie before the window, in microseconds"
+    )]
+    pub us: u64,
+    #[stat(desc = "of it: waited for a CPU")]
+    pub ready_us: u64,
+    #[stat(desc = "of it: stopped by a cap; the rest its thread slept outside of the guest")]
+    pub limited_us: u64,
+    #[stat(desc = "when it ended, or was seen to go on, in milliseconds since 1970 (UTC)")]
+    pub until_ms: u64,
+    #[stat(desc = "1 if it went on, 0 if it had ended")]
+    pub goes_on: u32,
+    #[stat(
+        desc = "how its thread slept: in-kvm (inside KVM_RUN), stopped (by a signal), frozen, io, memory, uninterruptible; several, or none"
+    )]
+    pub sleep: Vec<String>,
+    #[stat(desc = "number of the system call in which its thread slept; -1 for none")]
+    pub syscall: i64,
+    #[stat(
+        desc = "who had its CPU first; of one that woke up, who had it last: name of the VM, path of the cgroup, or kernel threads; empty if not known"
+    )]
+    pub taker: String,
+    #[stat(desc = "name of that one's thread")]
+    pub taker_thread: String,
+}
+
+impl OffCpuView {
+    /// Of it, the thread slept outside of the guest.
+    pub fn slept_us(&self) -> u64 {
+        self.us.saturating_sub(self.ready_us + self.limited_us)
+    }
+
+    /// Whether `sleep` has `word`.
+    pub fn slept(&self, word: &str) -> bool {
+        self.sleep.iter().any(|how| how == word)
+    }
+}
+
+/// The kernel's pressure stall information of the host in one window.
+#[stat_doc]
+#[derive(Clone, Copy, Debug, Default, Deserialize, PartialEq, Serialize, Stats)]
+#[serde(default)]
+#[stat(desc = "part of the time in which tasks of this host stood still for want of something")]
+pub struct PressureView {
+    #[stat(desc = "some task waited for a CPU, in percent of the time")]
+    pub cpu_some_pct: f64,
+    #[stat(desc = "some task waited for I/O, in percent of the time")]
+    pub io_some_pct: f64,
+    #[stat(desc = "all tasks that were not idle waited for I/O, in percent of the time")]
+    pub io_full_pct: f64,
+    #[stat(desc = "some task waited for memory, in percent of the time")]
+    pub memory_some_pct: f64,
+    #[stat(desc = "all tasks that were not idle waited for memory, in percent of the time")]
+    pub memory_full_pct: f64,
 }
 
 /// Who took CPUs from a VM in one window of time.
@@ -165,6 +231,8 @@ pub struct VmView {
 pub struct HostView {
     #[stat(desc = "length of the window, in milliseconds")]
     pub window_ms: u64,
+    #[stat(desc = "its end, in milliseconds since 1970 (UTC); 0 if not known")]
+    pub ended_ms: u64,
     #[stat(desc = "what schedules the host: a sched_ext scheduler, or stock")]
     pub scheduler: String,
     #[stat(desc = "CPUs online at its end")]
@@ -183,8 +251,19 @@ pub struct HostView {
         desc = "by so much halted_pct by mperf may be wrong, in percent of the time in which a vCPU was not halted"
     )]
     pub halted_error_pct: f64,
+    #[stat(desc = "the kernel's pressure stall information of the whole host")]
+    pub pressure: PressureView,
     #[stat(desc = "VMs by process")]
     pub vms: BTreeMap<u32, VmView>,
+}
+
+impl VmView {
+    /// Whether people who say `name` mean this VM, which process `tgid` runs: its name here or anywhere, the number or UUID
+    /// that its manager has for it, or the process.
+    pub fn is_called(&self, tgid: u32, name: &str) -> bool {
+        let named = [&self.name, &self.identity.name, &self.identity.id];
+        named.into_iter().any(|own| own == name) || tgid.to_string() == name
+    }
 }
 
 impl VcpuView {

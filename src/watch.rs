@@ -35,7 +35,7 @@ pub struct WatchOptions {
     #[arg(long, value_name = "TABLES", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
 
-    /// Only the VM with this name
+    /// Only the VM with this name, UUID or number of its manager, or process
     #[arg(long, value_name = "NAME")]
     vm: Option<String>,
 
@@ -89,8 +89,7 @@ pub fn watch(options: &WatchOptions, host: &Host) -> Result<(), Failure> {
             recorder.add(&view)?;
         }
         if let Some(name) = &options.vm {
-            let has_name = |vm: &VmView| vm.name == *name || vm.identity.name == *name;
-            view.vms.retain(|_, vm| has_name(vm));
+            view.vms.retain(|&tgid, vm| vm.is_called(tgid, name));
         }
         table::print(&text(options, &view)?)?;
         printed += 1;
@@ -101,7 +100,7 @@ pub fn watch(options: &WatchOptions, host: &Host) -> Result<(), Failure> {
 }
 
 /// Whether it is time; false if a signal came before.
-fn sleep_until(time: Instant, told_to_leave: &AtomicBool) -> bool {
+pub(crate) fn sleep_until(time: Instant, told_to_leave: &AtomicBool) -> bool {
     loop {
         if told_to_leave.load(Ordering::Relaxed) {
             return false;

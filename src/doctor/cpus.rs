@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! How the host's CPUs and cgroups are set up.
 
-use super::{Finding, Severity};
+use crate::finding::{Finding, Severity};
 use crate::host::cgroups;
 use crate::host::paths::Host;
 use std::fs;

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! How KVM is set up, and what of it can be seen.
 
-use super::{Finding, Severity};
+use crate::finding::{Finding, Severity};
 use crate::host::kvm::{KvmWatch, hardware_ends_interrupts};
 use crate::host::paths::Host;
 use crate::sight::Seen;

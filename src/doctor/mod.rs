@@ -2,17 +2,19 @@
 //! `cohort doctor`: can this host run Cohort, is it safe, is it set up well. It looks and changes nothing.
 
 mod cpus;
+mod gain;
 mod kvm;
 mod readiness;
 mod vms;
 
 use crate::exit::{Exit, Failure};
+use crate::finding::{Finding, Severity, text};
 use crate::host::paths::Host;
 use crate::settings::SettingsSource;
 use crate::table::{json_line, print};
 use anyhow::anyhow;
 use clap::Args;
-use serde::Serialize;
+use std::path::PathBuf;
 
 /// The options of `cohort doctor`.
 #[derive(Args, Clone, Debug)]
@@ -24,77 +26,14 @@ pub struct DoctorOptions {
     #[arg(long)]
     json: bool,
 
+    /// Look at recordings of `cohort watch` or `top` instead of this host, one per host and best of a day: which of those hosts
+    /// gains from Cohort? Needs no privileges
+    #[arg(long = "recording", value_name = "FILE", num_args = 1..)]
+    recordings: Vec<PathBuf>,
+
     /// Leave out what is fine
     #[arg(long, short)]
     quiet: bool,
-}
-
-/// How much a finding matters.
-#[derive(Clone, Copy, Debug, Eq, Ord, PartialEq, PartialOrd, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Severity {
-    /// It was looked at, and is as it should be.
-    Fine,
-    /// Good to know.
-    Note,
-    /// VMs are slower, or numbers less true, than they need be.
-    Warning,
-    /// Cohort does not run here.
-    Refused,
-}
-
-impl Severity {
-    fn word(self) -> &'static str {
-        match self {
-            Severity::Fine => "fine",
-            Severity::Note => "note",
-            Severity::Warning => "WARNING",
-            Severity::Refused => "REFUSED",
-        }
-    }
-}
-
-/// One thing that was looked at.
-#[derive(Clone, Debug, Eq, PartialEq, Serialize)]
-pub struct Finding {
-    /// What was looked at: one word, which stays the same between versions.
-    pub check: &'static str,
-    /// How much it matters.
-    pub severity: Severity,
-    /// What was seen.
-    pub seen: String,
-    /// Why that matters; empty if it is fine.
-    pub why: String,
-    /// The command that mends it, or what to do; empty if there is nothing to mend.
-    pub mend: String,
-}
-
-impl Finding {
-    fn fine(check: &'static str, seen: impl Into<String>) -> Self {
-        Self {
-            check,
-            severity: Severity::Fine,
-            seen: seen.into(),
-            why: String::new(),
-            mend: String::new(),
-        }
-    }
-
-    fn new(
-        check: &'static str,
-        severity: Severity,
-        seen: impl Into<String>,
-        why: impl Into<String>,
-        mend: impl Into<String>,
-    ) -> Self {
-        Self {
-            check,
-            severity,
-            seen: seen.into(),
-            why: why.into(),
-            mend: mend.into(),
-        }
-    }
 }
 
 /// Looks at everything, the worst first.
@@ -113,7 +52,10 @@ pub fn examine(host: &Host, settings: &SettingsSource) -> Vec<Finding> {
 /// # Errors
 /// With [`Exit::Unfit`] or [`Exit::Advice`] for the worst finding, and when nothing can be printed.
 pub fn doctor(options: &DoctorOptions, host: &Host) -> Result<(), Failure> {
-    let mut findings = examine(host, &options.settings);
+    let mut findings = match options.recordings.as_slice() {
+        [] => examine(host, &options.settings),
+        recordings => gain::findings(recordings)?,
+    };
     let worst = findings.iter().map(|finding| finding.severity).max();
     if options.quiet {
         findings.retain(|finding| finding.severity > Severity::Fine);
@@ -129,28 +71,15 @@ pub fn doctor(options: &DoctorOptions, host: &Host) -> Result<(), Failure> {
         )),
         Some(Severity::Warning) => Err(Failure::new(
             Exit::Advice,
-            anyhow!("Cohort runs on this host; heeding the warnings would make it better"),
+            match options.recordings.is_empty() {
+                true => {
+                    anyhow!("Cohort runs on this host; heeding the warnings would make it better")
+                }
+                false => anyhow!("some of these hosts gain from Cohort"),
+            },
         )),
         _ => Ok(()),
     }
-}
-
-fn text(findings: &[Finding]) -> String {
-    let mut text = String::new();
-    for finding in findings {
-        text += &format!(
-            "{:<8} {:<15} {}\n",
-            finding.severity.word(),
-            finding.check,
-            finding.seen
-        );
-        for (word, words) in [("why:", &finding.why), ("do:", &finding.mend)] {
-            if !words.is_empty() {
-                text += &format!("{:24} {word:<4} {words}\n", "");
-            }
-        }
-    }
-    text
 }
 
 #[cfg(test)]
@@ -176,26 +105,6 @@ pub(crate) mod tests {
     /// How much a check's one finding matters.
     pub fn severity(findings: &[Finding], check: &str) -> Severity {
         found(findings, check).severity
-    }
-
-    #[test]
-    fn a_finding_says_why_and_what_to_do() {
-        let findings = [
-            Finding::new(
-                "polling",
-                Severity::Warning,
-                "it polls",
-                "it waits",
-                "stop it",
-            ),
-            Finding::fine("kernel", "7.3"),
-        ];
-        let lines: Vec<String> = text(&findings).lines().map(str::to_owned).collect();
-        assert_eq!(lines[0], "WARNING  polling         it polls");
-        assert_eq!(lines[1].trim(), "why: it waits");
-        assert_eq!(lines[2].trim(), "do:  stop it");
-        assert_eq!(lines[3], "fine     kernel          7.3");
-        assert_eq!(lines.len(), 4);
     }
 
     #[test]

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Whether Cohort can run on this host at all: what `cohort run` refuses, and who else wants to schedule.
 
-use super::{Finding, Severity};
 use crate::features::Features;
+use crate::finding::{Finding, Severity};
+use crate::host::cookies::kernel_cookie;
 use crate::host::paths::Host;
 use crate::host::preflight::{self, Refusal};
 use crate::settings::{Settings, SettingsSource};
@@ -54,7 +55,7 @@ pub fn findings(host: &Host) -> Vec<Finding> {
         ),
     });
     findings.push(match preflight::check_no_cookies(host) {
-        Ok(()) => Finding::fine("core-scheduling", "no thread has a cookie"),
+        Ok(()) => core_scheduling(kernel_cookie(std::process::id()).is_ok()),
         Err(refusal) => refused("core-scheduling", &refusal),
     });
     findings.extend(meddlers(host));
@@ -71,6 +72,22 @@ pub fn settings(host: &Host, source: &SettingsSource) -> Finding {
             failure.to_string(),
             "`cohort run` would not start",
             "correct that line; `cohort run --help` tells what may stand there",
+        ),
+    }
+}
+
+/// No thread has a cookie now. Whether one can get one while a scheduler is loaded is asked of this thread.
+fn core_scheduling(possible: bool) -> Finding {
+    match possible {
+        false => Finding::fine("core-scheduling", "no thread can have a cookie"),
+        true => Finding::new(
+            "core-scheduling",
+            Severity::Warning,
+            "no thread has a cookie, but this kernel has core scheduling (CONFIG_SCHED_CORE), and cores have two hardware threads",
+            // https://github.com/sched-ext/scx/issues/3715
+            "under any sched_ext scheduler the whole host may hang as soon as a thread gets one, before Cohort can leave (seen with \
+             Linux 7.1.3). Cloud Hypervisor gives its vCPUs cookies unless told otherwise",
+            "start cloud-hypervisor with --cpus …,core_scheduling=off, or boot a kernel without CONFIG_SCHED_CORE (Debian's)",
         ),
     }
 }
@@ -152,6 +169,14 @@ mod tests {
             wrong.seen.contains("cohort.toml:2: slice cannot be"),
             "{wrong:?}"
         );
+    }
+
+    #[test]
+    fn that_a_cookie_may_hang_the_host_is_said_before_there_is_one() {
+        assert_eq!(core_scheduling(false).severity, Severity::Fine);
+        let finding = core_scheduling(true);
+        assert_eq!(finding.severity, Severity::Warning);
+        assert!(finding.mend.contains("core_scheduling=off"), "{finding:?}");
     }
 
     #[test]

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! How the VMs that run now are set up: found by the files that KVM gives them, without looking into the kernel.
 
-use super::{Finding, Severity};
+use crate::finding::{Finding, Severity};
 use crate::host::affinity::allowed_cpus_of_thread;
 use crate::host::cgroups::Competition;
 use crate::host::mperf::Mperf;
 use crate::host::paths::Host;
+use crate::host::threads;
 use crate::host::topology::{Nodes, online_cpus};
 use crate::host::vm_identity::VmIdentity;
 use std::collections::{BTreeMap, BTreeSet};
@@ -96,12 +97,10 @@ fn vm(proc: &Path, tgid: u32) -> Option<Vm> {
     })
 }
 
-/// QEMU calls the threads of vCPUs "CPU 0/KVM", Cloud Hypervisor "vcpu0", Firecracker "fc_vcpu 0".
 fn affinity_of_vcpu(thread: &Path) -> Option<BTreeSet<usize>> {
-    let name = fs::read_to_string(thread.join("comm")).ok()?;
-    let is_vcpu = name.trim_end().ends_with("/KVM") || name.contains("vcpu");
+    let name = threads::name_of(thread)?;
     let cpus = allowed_cpus_of_thread(thread)?;
-    is_vcpu.then(|| cpus.into_iter().collect())
+    threads::is_vcpu(&name).then(|| cpus.into_iter().collect())
 }
 
 fn overcommitment(vms: &[Vm], cpus: usize) -> Finding {

@@ -85,9 +85,93 @@ pub fn mount(host: &Host) -> Option<PathBuf> {
 
 /// The cgroup of process `tgid`, as a path that begins with a slash; `None` if it is gone, or without cgroups of version 2.
 pub fn path_of(proc: &Path, tgid: u32) -> Option<String> {
-    let text = fs::read_to_string(proc.join(format!("{tgid}/cgroup"))).ok()?;
+    path_in(&fs::read_to_string(proc.join(format!("{tgid}/cgroup"))).ok()?)
+}
+
+/// The path in a file `cgroup` of procfs; `None` without cgroups of version 2.
+pub fn path_in(text: &str) -> Option<String> {
     let path = text.lines().find_map(|line| line.strip_prefix("0::"));
     path.map(str::to_owned)
+}
+
+/// What one cgroup above a thread allows that, and how often it stopped it.
+#[derive(Clone, Debug, Default, Eq, PartialEq)]
+pub struct Level {
+    /// From the topmost cgroup on, with a slash in front.
+    pub path: String,
+    /// cpu.max: quota and period, us.
+    pub cap_us: Option<(u64, u64)>,
+    /// cpu.weight.
+    pub weight: Option<u32>,
+    /// Periods of the quota in which something ran, those in which it was used up, and for how long CPUs were kept from it
+    /// then, us.
+    pub periods: u64,
+    /// See `periods`.
+    pub throttled: u64,
+    /// See `periods`.
+    pub throttled_us: u64,
+    /// CPU time used in it and below it, us.
+    pub used_us: u64,
+}
+
+impl Level {
+    /// What its counters have gained since it was read as `earlier`.
+    pub fn since(&self, earlier: &Self) -> Self {
+        Self {
+            periods: self.periods.saturating_sub(earlier.periods),
+            throttled: self.throttled.saturating_sub(earlier.throttled),
+            throttled_us: self.throttled_us.saturating_sub(earlier.throttled_us),
+            used_us: self.used_us.saturating_sub(earlier.used_us),
+            ..self.clone()
+        }
+    }
+
+    /// What the cap allows, in CPUs.
+    pub fn cap_cpus(&self) -> Option<f64> {
+        self.cap_us
+            .map(|(quota, period)| quota as f64 / period as f64)
+    }
+}
+
+/// The cgroups `paths` and all above them but the topmost, by path; those of them that there are.
+pub fn levels<'a>(host: &Host, paths: impl IntoIterator<Item = &'a str>) -> Vec<Level> {
+    let Some(root) = mount(host) else {
+        return Vec::new();
+    };
+    let all: BTreeSet<&Path> = paths
+        .into_iter()
+        .flat_map(|path| Path::new(path).ancestors())
+        .filter(|path| path.parent().is_some())
+        .collect();
+    let level = |path: &Path| {
+        let folder = root.join(path.strip_prefix("/").ok()?);
+        let text = |name: &str| fs::read_to_string(folder.join(name)).ok();
+        let stat = text("cpu.stat")?;
+        let counter = |key: &str| {
+            let mut pairs = stat.lines().filter_map(|line| line.split_once(' '));
+            pairs.find(|(name, _)| *name == key)?.1.parse().ok()
+        };
+        Some(Level {
+            path: path.to_string_lossy().into_owned(),
+            cap_us: text("cpu.max").and_then(|max| cap_us(&max)),
+            weight: text("cpu.weight").and_then(|weight| weight.trim().parse().ok()),
+            periods: counter("nr_periods").unwrap_or(0),
+            throttled: counter("nr_throttled").unwrap_or(0),
+            throttled_us: counter("throttled_usec").unwrap_or(0),
+            used_us: counter("usage_usec").unwrap_or(0),
+        })
+    };
+    all.into_iter().filter_map(level).collect()
+}
+
+/// The cgroup by which process `tgid` competes.
+pub fn place_of(host: &Host, tgid: u32) -> Option<Level> {
+    let place = place(&host.proc, &mount(host)?, tgid)?;
+    let path = Path::new("/").join(place);
+    let path = path.to_string_lossy();
+    levels(host, [path.as_ref()])
+        .into_iter()
+        .find(|level| level.path == path)
 }
 
 /// The cgroup by which process `tgid` competes: its own, or the nearest above with the cpu controller.
@@ -121,16 +205,19 @@ fn read(folder: &Path, id: u64, parent: Option<usize>) -> Option<CgroupReading> 
         id,
         parent,
         weight: weight.unwrap_or(WEIGHT_DEFAULT),
-        cap_cpus: text("cpu.max").ok().and_then(|max| cap_cpus(&max)),
+        cap_cpus: text("cpu.max")
+            .ok()
+            .and_then(|max| cap_us(&max))
+            .map(|(quota, period)| quota as f64 / period as f64),
         used_us,
     })
 }
 
-/// What `cpu.max` says: "50000 100000" is half a CPU, "max 100000" no cap.
-fn cap_cpus(max: &str) -> Option<f64> {
-    let mut words = max.split_whitespace().map(str::parse::<f64>);
+/// What `cpu.max` says, quota and period in us: "50000 100000" is half a CPU, "max 100000" no cap.
+fn cap_us(max: &str) -> Option<(u64, u64)> {
+    let mut words = max.split_whitespace().map(str::parse::<u64>);
     let (quota, period) = (words.next()?.ok()?, words.next()?.ok()?);
-    (period > 0.0).then(|| quota / period)
+    (period > 0).then_some((quota, period))
 }
 
 /// Names and inode numbers of the folders in a folder.
@@ -338,6 +425,41 @@ mod tests {
     fn a_host_with_version_1_has_no_such_cgroups() {
         let fixture = Fixture::new().with("sys/fs/cgroup/cpu/cpu.shares", "1024\n");
         assert_eq!(Competition::read(&fixture.host(), [7]), None);
+    }
+
+    #[test]
+    fn every_level_above_a_thread_is_read_and_counters_gain() {
+        let fixture = host_with_vm().with(
+            "sys/fs/cgroup/machine.slice/vm.scope/cpu.stat",
+            "usage_usec 600\nnr_periods 10\nnr_throttled 4\nthrottled_usec 900\n",
+        );
+        let path = "/machine.slice/vm.scope/libvirt/vcpu0";
+        let got = levels(&fixture.host(), [path, "/machine.slice"]);
+        let paths: Vec<&str> = got.iter().map(|level| level.path.as_str()).collect();
+        // The last one has gone.
+        assert_eq!(
+            paths,
+            [
+                "/machine.slice",
+                "/machine.slice/vm.scope",
+                "/machine.slice/vm.scope/libvirt"
+            ]
+        );
+        let vm = &got[1];
+        assert_eq!(
+            (vm.cap_us, vm.cap_cpus()),
+            (Some((50_000, 100_000)), Some(0.5))
+        );
+        let earlier = Level {
+            periods: 7,
+            throttled: 4,
+            ..vm.clone()
+        };
+        let gained = vm.since(&earlier);
+        assert_eq!(
+            (gained.periods, gained.throttled, gained.used_us),
+            (3, 0, 0)
+        );
     }
 
     #[test]

@@ -19,6 +19,7 @@ mod service;
 mod shares;
 mod soak;
 mod time;
+mod why;
 mod yields;
 
 use clap::{Parser, ValueEnum};
@@ -71,6 +72,8 @@ enum Suite {
     Export,
     /// As a service of a host with other users; needs no time
     Service,
+    /// `cohort why` and `cohort ready`: each question's cause is staged and found; needs no time
+    Why,
     /// The exact machine's model of time: `lab boot --machine exact --cpus 9`
     Time,
     /// Prints what guests did to the ns: the same from the same seed; tests/repeats compares
@@ -105,6 +108,7 @@ fn main() {
         Suite::Compare => compare::TESTS,
         Suite::Export => export::TESTS,
         Suite::Service => service::TESTS,
+        Suite::Why => why::TESTS,
         Suite::Time => time::TESTS,
         Suite::Repeats => repeats::TESTS,
         Suite::Soak => soak::TESTS,
