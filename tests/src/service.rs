@@ -196,7 +196,7 @@ impl Systemd {
         let output = Command::new("nsenter")
             .arg(format!("--mount=/proc/{pid}/ns/mnt"))
             .arg(format!("--pid=/proc/{pid}/ns/pid_for_children"))
-            .args(["timeout", "120"])
+            .args(["timeout", "300"])
             .args(command)
             .output()?;
         ensure!(
