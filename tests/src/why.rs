@@ -316,14 +316,13 @@ fn kept_from_its_cpu() -> Result<()> {
     let look = Look::begin(&["starved", "--seconds", "4"])?;
     let mut hog = Command::new("chrt");
     let program = "while :; do :; done";
-    hog.args(["-f", "50", "timeout", "2", "sh", "-c", program]);
-    let _hog = Service(start(hog, &[cpu], None)?);
+    hog.args(["-f", "50", "sh", "-c", program]);
+    let hog = Service(start(hog, &[cpu], None)?);
+    sleep(Duration::from_secs(2));
+    drop(hog);
     let found = look.end()?;
-    let words = [
-        "vCPU 0 was without a CPU for",
-        "waited",
-        "(thread sh) had it",
-    ];
+    // As it had another name for a moment before it began to compute, only its cgroup is sure.
+    let words = ["vCPU 0", "without a CPU for", "for one, / (thread"];
     found["stalls"].is("warning", &words)?;
     found["clock"].is("warning", &["without a CPU is"])
 }
