@@ -167,6 +167,10 @@ __noinline u32 add_entity(u32 domain_id, u32 n, u32 id, u64 now)
 		put_entity(id, e, g->vtime);
 		return n;
 	}
+	if (is_vm(g)) {
+		e->mean_width = plan_mean_width(e->mean_width, entry.width);
+		entry.width = plan_width(entry.width, e->mean_width);
+	}
 	vtime = group_vtime(g, now);
 	share = share_together(g, now);
 	weigh(d, vtime, share);

@@ -87,6 +87,7 @@ struct entity {
 	u64 running; /* CPUs that run one; atomic */
 	u64 planned; /* CPUs that it has in turn @turn; by the plan */
 	u64 turn; /* number of the last plan that gave it CPUs */
+	u32 mean_width; /* CPUs that it wants at a turn's begin, times WIDTH_ONE */
 	u64 patient; /* turn in which a task of it began to wait for a vCPU to rest */
 	u64 called; /* of these, CPUs told that a task waits for them; atomic */
 	u64 missed; /* of these, CPUs that have not run a task of it yet; atomic */

@@ -23,6 +23,9 @@
 enum plan_consts {
 	TURN_HALVINGS = 3, /* a turn is at least an eighth of a slice */
 	ROUND_ONE = 256, /* of numbers of turns */
+	WIDTH_ONE = 64, /* of mean widths */
+	WIDTH_TURNS =
+		8, /* over which the mean is taken; docs/design.md has figures */
 	SLEEP_SLICES = 4, /* that sleep earns: so it comes before who waited */
 	LAG_SLICES =
 		8, /* that a group may be behind, and ahead, by what they cost */
@@ -46,6 +49,26 @@ static inline u64 plan_next(u64 free, u64 best, u64 good)
 	if (free & best)
 		return lowest_cpu(free & best);
 	return lowest_cpu(free & good ? free & good : free);
+}
+
+/* The mean (times WIDTH_ONE) of the CPUs that a VM wanted at each turn, which wants @width now; 0: not known. */
+static inline u32 plan_mean_width(u32 mean, u32 width)
+{
+	u32 now = width * WIDTH_ONE;
+
+	return mean ? mean + (s32)(now - mean) / WIDTH_TURNS : now;
+}
+
+/*
+ * How many CPUs a VM is to have that wants @width, and @mean as a rule. Where one vCPU wakes
+ * another and halts then, both want a CPU for a moment, and one is enough: they pass it on
+ * to each other, and need no second one that is another VM's meanwhile.
+ */
+static inline u32 plan_width(u32 width, u32 mean)
+{
+	u32 rule = (mean + WIDTH_ONE / 2) / WIDTH_ONE;
+
+	return width < rule || !rule ? width : rule;
 }
 
 /* Is a group that wants @width CPUs left out for now, as only @left are left that it

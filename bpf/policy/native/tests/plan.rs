@@ -61,6 +61,48 @@ fn who_wants_more_cpus_than_there_are_has_a_turn_when_it_stands_first() {
     assert!(leaves_out(8, 9, false));
 }
 
+/// How many CPUs a VM has at each turn that wants so many.
+fn planned(wanted: impl IntoIterator<Item = u32>) -> Vec<u32> {
+    let mut mean = 0;
+    let plan = |width| unsafe {
+        mean = plan_mean_width(mean, width);
+        plan_width(width, mean)
+    };
+    wanted.into_iter().map(plan).collect()
+}
+
+#[test]
+fn who_wants_a_second_cpu_for_a_moment_now_and_then_has_one() {
+    let wanted = [1, 1, 1, 2, 1, 1, 1, 1, 2, 1, 1, 1].repeat(20);
+    assert!(planned(wanted).iter().all(|&width| width == 1));
+}
+
+#[test]
+fn who_wants_more_from_now_on_has_it_soon() {
+    let wanted = [[1; 20], [2; 20]].concat();
+    let planned = planned(wanted);
+    assert_eq!(
+        planned[20 + WIDTH_TURNS as usize..],
+        [2; 20 - WIDTH_TURNS as usize]
+    );
+}
+
+proptest! {
+    #[test]
+    fn a_plan_is_for_no_more_than_is_wanted_and_for_one_at_least(
+        wanted in prop::collection::vec(1_u32..64, 1..100)
+    ) {
+        let planned = planned(wanted.iter().copied());
+        prop_assert!(planned.iter().zip(&wanted).all(|(planned, wanted)| (1..=*wanted).contains(planned)));
+    }
+
+    #[test]
+    fn who_wants_the_same_all_the_time_has_it(before in 1_u32..64, wanted in 1_u32..64) {
+        let planned = planned([before].into_iter().chain([wanted; 60]));
+        prop_assert_eq!(*planned.last().expect("61 turns"), wanted);
+    }
+}
+
 #[test]
 fn turns_are_halved_for_a_crowd_and_not_more_than_three_times() {
     let halvings = |rounds| unsafe { turn_halvings(4 * MS, 24 * MS, rounds) };
