@@ -49,6 +49,8 @@ pub struct Observation {
     pub cpus_of: HashMap<u32, BTreeSet<usize>>,
     /// Among which cgroups CPU time is divided; none where those are of version 1.
     pub competition: Option<Competition>,
+    /// By so much these may have been read after the vCPUs, ns: whoever reads may have waited for a CPU in between.
+    pub competition_late_ns: u64,
     /// How long Cohort kept vCPUs from running, by thread; `None` where it does not schedule.
     pub waits: Option<HashMap<i32, intf::vcpu_waits>>,
     /// For how long tasks of the host have stood still; `None` where the kernel does not count it.
@@ -223,6 +225,8 @@ fn entitlements(
         .map(|cgroup| (cgroup.id, cgroup.used_us))
         .collect();
     let length_ns = length_ns as f64;
+    // What a vCPU used between the two readings is not its VM's other threads'.
+    let late_ns = (before.competition_late_ns + after.competition_late_ns) as f64;
     let mut groups: Vec<Group> = Vec::new();
     for cgroup in &competition.cgroups {
         let used_us = match earlier.get(&cgroup.id) {
@@ -256,7 +260,8 @@ fn entitlements(
         };
         groups.push(group(place, 0.0));
         for (&number, vcpu) in vcpus {
-            groups[place].demand_ns -= vcpu.phase_ns[intf::vcpu_phase_PHASE_RUNS as usize] as f64;
+            let used_ns = vcpu.phase_ns[intf::vcpu_phase_PHASE_RUNS as usize] as f64;
+            groups[place].demand_ns -= used_ns + late_ns.min(used_ns);
             places.insert((tgid, number), groups.len());
             groups.push(group(vm, vcpu.demand_ns() as f64));
         }

@@ -96,6 +96,7 @@ impl<'object> Observer<'object> {
         let tgids: BTreeSet<u32> = vcpus.iter().map(|vcpu| vcpu.tgid).collect();
         let identity = |&tgid: &u32| (tgid, VmIdentity::of(&self.host.proc, tgid));
         let competition = Competition::read(&self.host, tgids.iter().copied());
+        let competition_late_ns = monotonic_ns()? - at_ns;
         let takers = self.read_takers().context("who took CPUs cannot be read")?;
         let of_cgroups = |taker: &&TakerReading| taker.key.kind == intf::taker_kind_TAKER_CGROUP;
         let cgroups = takers.iter().filter(of_cgroups).map(|taker| taker.key.id);
@@ -119,6 +120,7 @@ impl<'object> Observer<'object> {
             identities: tgids.iter().map(identity).collect(),
             cpus_of: cpus_of(&vcpus, &online),
             competition,
+            competition_late_ns,
             cgroup_names: cgroup_names.names(&self.host, &cgroups.collect()),
             takers,
             vcpus,
