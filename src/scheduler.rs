@@ -56,6 +56,8 @@ pub struct Scheduler<'object> {
     ruled: BTreeSet<(u32, u64)>,
     /// What tells how long vCPUs halt that do so on their CPUs.
     halt_clocks: HaltClocks,
+    /// The BPF part can read how long vCPUs halt.
+    reads_counters: bool,
     /// The hook on interrupts for vCPUs can be attached,
     sees_kicks: bool,
     /// and is, as there are such vCPUs, and it is seen how long they halt.
@@ -147,6 +149,7 @@ impl<'object> Scheduler<'object> {
             exceptions: settings.exceptions.clone(),
             ruled: BTreeSet::new(),
             halt_clocks: HaltClocks::new(&host.sys),
+            reads_counters: features.reads_counters,
             sees_kicks,
             kicks: None,
             halts_told: None,
@@ -181,8 +184,12 @@ impl<'object> Scheduler<'object> {
         Ok(false)
     }
 
-    /// Looks after what tells how long vCPUs halt on their CPUs. Does nothing where there are none.
+    /// Looks after what tells how long vCPUs halt on their CPUs. Does nothing where there are none, or where the BPF part
+    /// cannot read it: then no vCPU rests, which `blind_spots` tells.
     pub fn follow_halts(&mut self) -> Result<()> {
+        if !self.reads_counters {
+            return Ok(());
+        }
         let Some(parts) = halt_parts!(self.skel) else {
             return Ok(());
         };
