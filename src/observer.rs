@@ -109,7 +109,7 @@ impl<'object> Observer<'object> {
         let scheduler = scheduler.unwrap_or_else(|| String::from("stock"));
         Ok(Observation {
             at_ns,
-            unix_ms: unix_ms(),
+            unix_ms: unix_ms(SystemTime::now()),
             pressure: Pressure::read(&self.host),
             cpus: u32::try_from(online.len()).context("more CPUs than can be counted")?,
             waits: scheduler.starts_with("cohort").then(read_waits).flatten(),
@@ -168,9 +168,9 @@ impl<'object> Observer<'object> {
     }
 }
 
-/// The time on the wall's clock, ms since 1970 (UTC); 0 before that.
-fn unix_ms() -> u64 {
-    let since = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH);
+/// A time on the wall's clock, ms since 1970 (UTC); 0 before that.
+pub fn unix_ms(time: SystemTime) -> u64 {
+    let since = time.duration_since(SystemTime::UNIX_EPOCH);
     since.map_or(0, |since| since.as_millis() as u64)
 }
 

@@ -54,6 +54,16 @@ fn mean(a: f64, of_a: f64, b: f64, of_b: f64) -> f64 {
 impl Span {
     /// Takes the window that comes next.
     pub fn add(&mut self, view: &HostView) {
+        self.add_host(view);
+        let pressure = view.has("pressure").then_some(view.pressure);
+        for (&tgid, vm) in &view.vms {
+            let span = self.vms.entry(tgid).or_default();
+            span.add(vm, view.window_ms, pressure);
+        }
+    }
+
+    /// Takes of it what is told of the host, and not of each VM.
+    pub fn add_host(&mut self, view: &HostView) {
         let (before, ms) = (self.ms as f64, view.window_ms as f64);
         let of_vm = |vm: &VmView| {
             let all = &vm.all;
@@ -70,11 +80,6 @@ impl Span {
         self.schedulers.insert(view.scheduler.clone());
         self.blind_spots.extend(view.blind_spots.iter().cloned());
         self.unseen.extend(view.unseen.iter().cloned());
-        let pressure = view.has("pressure").then_some(view.pressure);
-        for (&tgid, vm) in &view.vms {
-            let span = self.vms.entry(tgid).or_default();
-            span.add(vm, view.window_ms, pressure);
-        }
     }
 
     /// Whether a field of vCPUs could be had all the time.
@@ -112,8 +117,8 @@ impl VmSpan {
             add(own, self.ms, vcpu, ms);
         }
         for taker in &vm.takers {
-            let same = self.vm.takers.iter_mut();
-            match { same }.find(|own| (&own.kind, own.id) == (&taker.kind, taker.id)) {
+            let mut takers = self.vm.takers.iter_mut();
+            match takers.find(|own| (&own.kind, own.id) == (&taker.kind, taker.id)) {
                 Some(own) => {
                     own.name.clone_from(&taker.name);
                     own.times += taker.times;

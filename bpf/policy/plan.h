@@ -68,7 +68,7 @@ static inline u32 plan_width(u32 width, u32 mean)
 {
 	u32 rule = (mean + WIDTH_ONE / 2) / WIDTH_ONE;
 
-	return width < rule || !rule ? width : rule;
+	return width < rule ? width : rule;
 }
 
 /* Is a group that wants @width CPUs left out for now, as only @left are left that it

@@ -68,9 +68,8 @@ impl Day {
             if crowded {
                 day.crowded_ms += view.window_ms;
             }
-            day.span.add(&view);
             // VMs of a day come and go; what they did is added up above.
-            day.span.vms.clear();
+            day.span.add_host(&view);
         }
         Ok(day)
     }

@@ -6,6 +6,7 @@ use crate::entitlement::WEIGHT_DEFAULT;
 use crate::host::paths::Host;
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
+use std::iter;
 use std::os::unix::fs::DirEntryExt;
 use std::path::{Path, PathBuf};
 
@@ -128,8 +129,7 @@ impl Level {
 
     /// What the cap allows, in CPUs.
     pub fn cap_cpus(&self) -> Option<f64> {
-        self.cap_us
-            .map(|(quota, period)| quota as f64 / period as f64)
+        self.cap_us.map(in_cpus)
     }
 }
 
@@ -147,18 +147,15 @@ pub fn levels<'a>(host: &Host, paths: impl IntoIterator<Item = &'a str>) -> Vec<
         let folder = root.join(path.strip_prefix("/").ok()?);
         let text = |name: &str| fs::read_to_string(folder.join(name)).ok();
         let stat = text("cpu.stat")?;
-        let counter = |key: &str| {
-            let mut pairs = stat.lines().filter_map(|line| line.split_once(' '));
-            pairs.find(|(name, _)| *name == key)?.1.parse().ok()
-        };
+        let counter = |key: &str| counter(&stat, key).unwrap_or(0);
         Some(Level {
             path: path.to_string_lossy().into_owned(),
             cap_us: text("cpu.max").and_then(|max| cap_us(&max)),
             weight: text("cpu.weight").and_then(|weight| weight.trim().parse().ok()),
-            periods: counter("nr_periods").unwrap_or(0),
-            throttled: counter("nr_throttled").unwrap_or(0),
-            throttled_us: counter("throttled_usec").unwrap_or(0),
-            used_us: counter("usage_usec").unwrap_or(0),
+            periods: counter("nr_periods"),
+            throttled: counter("nr_throttled"),
+            throttled_us: counter("throttled_usec"),
+            used_us: counter("usage_usec"),
         })
     };
     all.into_iter().filter_map(level).collect()
@@ -192,12 +189,7 @@ fn place(proc: &Path, root: &Path, tgid: u32) -> Option<PathBuf> {
 
 fn read(folder: &Path, id: u64, parent: Option<usize>) -> Option<CgroupReading> {
     let text = |name: &str| fs::read_to_string(folder.join(name));
-    let stat = text("cpu.stat").ok()?;
-    let used_us = stat
-        .lines()
-        .find_map(|line| line.strip_prefix("usage_usec "))?
-        .parse()
-        .ok()?;
+    let used_us = counter(&text("cpu.stat").ok()?, "usage_usec")?;
     // The topmost one has neither weight nor cap.
     let weight = text("cpu.weight").ok();
     let weight = weight.and_then(|weight| weight.trim().parse().ok());
@@ -208,9 +200,15 @@ fn read(folder: &Path, id: u64, parent: Option<usize>) -> Option<CgroupReading> 
         cap_cpus: text("cpu.max")
             .ok()
             .and_then(|max| cap_us(&max))
-            .map(|(quota, period)| quota as f64 / period as f64),
+            .map(in_cpus),
         used_us,
     })
+}
+
+/// What the counter `key` of a file cpu.stat says.
+fn counter(stat: &str, key: &str) -> Option<u64> {
+    let mut pairs = stat.lines().filter_map(|line| line.split_once(' '));
+    pairs.find(|(name, _)| *name == key)?.1.parse().ok()
 }
 
 /// What `cpu.max` says, quota and period in us: "50000 100000" is half a CPU, "max 100000" no cap.
@@ -218,6 +216,21 @@ fn cap_us(max: &str) -> Option<(u64, u64)> {
     let mut words = max.split_whitespace().map(str::parse::<u64>);
     let (quota, period) = (words.next()?.ok()?, words.next()?.ok()?);
     (period > 0).then_some((quota, period))
+}
+
+/// A quota in each period, in CPUs.
+fn in_cpus((quota_us, period_us): (u64, u64)) -> f64 {
+    quota_us as f64 / period_us as f64
+}
+
+/// All cgroups below the folder `root`, and that one: folders, and the kernel's numbers.
+fn all(root: PathBuf) -> impl Iterator<Item = (PathBuf, u64)> {
+    let mut to_read = vec![(root, 1)];
+    iter::from_fn(move || {
+        let (folder, id) = to_read.pop()?;
+        to_read.extend(children(&folder).map(|(name, id)| (folder.join(name), id)));
+        Some((folder, id))
+    })
 }
 
 /// Names and inode numbers of the folders in a folder.
@@ -264,22 +277,17 @@ impl CapWatch {
 
 /// All caps of this host.
 fn caps(host: &Host) -> HashMap<u64, Cap> {
-    let mut caps = HashMap::new();
-    let mut to_read: Vec<(PathBuf, u64)> = mount(host).into_iter().map(|root| (root, 1)).collect();
-    while let Some((folder, id)) = to_read.pop() {
-        caps.extend(cap(&folder).map(|cap| (id, cap)));
-        to_read.extend(children(&folder).map(|(name, id)| (folder.join(name), id)));
-    }
-    caps
+    let all = mount(host).into_iter().flat_map(all);
+    all.filter_map(|(folder, id)| Some((id, cap(&folder)?)))
+        .collect()
 }
 
 fn cap(folder: &Path) -> Option<Cap> {
-    let max = fs::read_to_string(folder.join("cpu.max")).ok()?;
-    let (quota, period) = max.split_once(' ')?;
+    let (quota_us, period_us) = cap_us(&fs::read_to_string(folder.join("cpu.max")).ok()?)?;
     let burst = fs::read_to_string(folder.join("cpu.max.burst"));
     Some(Cap {
-        quota_us: quota.parse().ok()?,
-        period_us: period.trim().parse().ok()?,
+        quota_us,
+        period_us,
         burst_us: burst
             .ok()
             .and_then(|burst| burst.trim().parse().ok())
@@ -310,11 +318,8 @@ impl CgroupNames {
         let Some(root) = mount(host) else {
             return;
         };
-        let mut to_read = vec![(PathBuf::from("/"), 1)];
-        while let Some((path, id)) = to_read.pop() {
-            let folder = root.join(path.strip_prefix("/").unwrap_or(&path));
-            let below = children(&folder).map(|(name, id)| (path.join(name), id));
-            to_read.extend(below);
+        for (folder, id) in all(root.clone()) {
+            let path = Path::new("/").join(folder.strip_prefix(&root).unwrap_or(&folder));
             self.known.insert(id, path.to_string_lossy().into_owned());
         }
     }

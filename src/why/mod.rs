@@ -16,7 +16,7 @@ pub mod words;
 use crate::exit::{Exit, Failure};
 use crate::finding::{Finding, Severity, text};
 use crate::host::paths::Host;
-use crate::observer::{Observer, Windows};
+use crate::observer::{Observer, Windows, unix_ms};
 use crate::recording::Reader;
 use crate::signals::watch_signals;
 use crate::span::Span;
@@ -122,10 +122,6 @@ pub(crate) fn gather(asked: &Asked, seconds: u64, host: &Host) -> Result<Option<
 /// The time span of a recording that was asked for.
 fn recorded(path: &Path, asked: &Asked) -> Result<Span, Failure> {
     let mut reader = Reader::open(path)?;
-    let ms = |time: SystemTime| {
-        let since = time.duration_since(SystemTime::UNIX_EPOCH);
-        since.map_or(0, |since| since.as_millis() as u64)
-    };
     let bad = |sentence| Failure::new(Exit::BadRecording, sentence);
     let mut span = Span::default();
     while let Some(view) = reader.window()? {
@@ -136,8 +132,8 @@ fn recorded(path: &Path, asked: &Asked) -> Result<Span, Failure> {
             )));
         }
         let begin_ms = view.ended_ms.saturating_sub(view.window_ms);
-        if asked.from.is_none_or(|from| view.ended_ms > ms(from))
-            && asked.to.is_none_or(|to| begin_ms < ms(to))
+        if asked.from.is_none_or(|from| view.ended_ms > unix_ms(from))
+            && asked.to.is_none_or(|to| begin_ms < unix_ms(to))
         {
             span.add(&view);
         }
@@ -165,6 +161,17 @@ fn findings(facts: &Facts) -> Vec<Finding> {
     ];
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     findings
+}
+
+/// What only the host itself tells is missing: a recording `lacks` it, in words.
+fn not_recorded(check: &'static str, lacks: &str, why: &str) -> Finding {
+    Finding::new(
+        check,
+        Severity::Note,
+        format!("not known: a recording {lacks}"),
+        why,
+        "cohort why VM, on the host",
+    )
 }
 
 /// Which VM, in which time.

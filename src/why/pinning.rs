@@ -3,6 +3,7 @@
 //! because nobody balances load there? Both lose packets.
 
 use super::facts::{Facts, Live};
+use super::not_recorded;
 use super::words::duration;
 use crate::finding::{Finding, Severity};
 use crate::host::threads::{Role, Thread};
@@ -14,12 +15,10 @@ const NOTICED: f64 = 0.001;
 
 pub fn finding(facts: &Facts) -> Finding {
     let Some(live) = &facts.live else {
-        return Finding::new(
+        return not_recorded(
             CHECK,
-            Severity::Note,
-            "not known: a recording does not hold where threads may run",
+            "does not hold where threads may run",
             "threads of the VMM on the CPUs of pinned vCPUs lose packets",
-            "cohort why VM, on the host",
         );
     };
     if let Some(finding) = stacked(live) {

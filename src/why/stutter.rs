@@ -2,6 +2,7 @@
 //! A game stutters: is the VM slowed for split locks, are the host's timers coarse, do its CPUs sleep deeply?
 
 use super::facts::{Facts, Live};
+use super::not_recorded;
 use super::words::duration;
 use crate::finding::{Finding, Severity};
 
@@ -11,12 +12,10 @@ const DEEP_US: u64 = 100;
 
 pub fn finding(facts: &Facts) -> Finding {
     let Some(live) = &facts.live else {
-        return Finding::new(
+        return not_recorded(
             CHECK,
-            Severity::Note,
-            "not known: a recording holds neither the kernel's log nor idle states",
+            "holds neither the kernel's log nor idle states",
             "a split lock costs a vCPU 10 ms",
-            "cohort why VM, on the host",
         );
     };
     split_locks(facts, live)

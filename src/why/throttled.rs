@@ -101,11 +101,10 @@ fn used_part(level: &Level, facts: &Facts) -> f64 {
 
 /// What `level` did, and to whom.
 fn account(level: &Level, live: &Live, facts: &Facts) -> String {
-    let cap = match level.cap_us {
-        Some((quota, period)) => format!(
-            "cpu.max \"{quota} {period}\", {:.2} CPUs",
-            quota as f64 / period as f64
-        ),
+    let cap = match level.cap_us.zip(level.cap_cpus()) {
+        Some(((quota, period), cpus)) => {
+            format!("cpu.max \"{quota} {period}\", {cpus:.2} CPUs")
+        }
         None => String::from("its cpu.max was lifted meanwhile"),
     };
     let below =

@@ -2,6 +2,7 @@
 //! Do the VMM's own threads (main loop, consoles, I/O) and vhost's wait for a CPU? Consoles freeze then, though vCPUs run.
 
 use super::facts::Facts;
+use super::not_recorded;
 use super::words::duration;
 use crate::finding::{Finding, Severity};
 use crate::host::threads::Thread;
@@ -14,12 +15,10 @@ const OF_WANTED: f64 = 0.5;
 
 pub fn finding(facts: &Facts) -> Finding {
     let Some(live) = &facts.live else {
-        return Finding::new(
+        return not_recorded(
             CHECK,
-            Severity::Note,
-            "not known: a recording does not hold the VMM's own threads",
+            "does not hold the VMM's own threads",
             "if those wait for a CPU, consoles freeze though vCPUs run",
-            "cohort why VM, on the host",
         );
     };
     let window_ns = facts.vm.ms as f64 * 1e6;

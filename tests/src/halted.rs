@@ -49,6 +49,10 @@ const fn duty(percent: u64, cycle_us: u64) -> Duty {
 }
 
 impl Duty {
+    fn name(self) -> String {
+        format!("{} % of {} us", self.percent, self.cycle_us)
+    }
+
     fn program(self) -> String {
         let work_us = self.cycle_us * self.percent / 100;
         let sleep_us = self.cycle_us - work_us;
@@ -244,7 +248,7 @@ fn assert_halted(view: &HostView, guest: &Guest, duties: &[Duty], truth_pct: &[f
             "{} % are not read",
             seen.halted_unread_pct
         );
-        let what = format!("{} % of {} us", duty.percent, duty.cycle_us);
+        let what = duty.name();
         assert_true(&what, seen.halted_pct, truth_pct[vcpu])?;
     }
     Ok(())
@@ -315,7 +319,7 @@ fn by_exits() -> Result<()> {
     for (vcpu, duty) in duties.iter().enumerate() {
         let seen = vcpu_of(&view, &guest, vcpu as u32)?;
         ensure!(seen.halted_by == HaltedBy::Exits.word());
-        let what = format!("{} % of {} us", duty.percent, duty.cycle_us);
+        let what = duty.name();
         let seen_pct = seen.halted_pct + seen.poll_pct + seen.ready_pct;
         assert_true(&what, seen_pct, truth[vcpu].idle_pct(0.0))?;
     }
@@ -341,7 +345,7 @@ fn by_short_exits() -> Result<()> {
     let (view, truth) = watch(&guest, 2, || ())?;
     for (vcpu, duty) in duties.iter().enumerate() {
         let seen = vcpu_of(&view, &guest, vcpu as u32)?;
-        let what = format!("{} % of {} us", duty.percent, duty.cycle_us);
+        let what = duty.name();
         assert_true(&what, seen.halted_pct, truth[vcpu].asleep_pct())?;
     }
     Ok(())

@@ -8,12 +8,10 @@ use std::process::Command;
 use std::thread;
 use std::time::Instant;
 
-use anyhow::{Context, Result, ensure};
-use sha2::{Digest, Sha256};
-
-use super::cache::{Cache, CacheLock};
+use super::cache::{Cache, CacheLock, short_hash};
 use super::mirror::{Mirror, Suite};
 use super::tool;
+use anyhow::{Context, Result, ensure};
 
 const CONFIG: &str = include_str!("../../kernel.config");
 /// Ends the release of a kernel that is built here, after Linux's own numbers.
@@ -152,5 +150,5 @@ fn make(source: &Path, words: &[&str], purpose: &str) -> Result<String> {
 
 /// Changes when lab/kernel.config does.
 pub fn config_hash() -> String {
-    format!("{:x}", Sha256::digest(CONFIG))[..8].to_string()
+    short_hash(CONFIG)
 }

@@ -12,6 +12,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
+use sha2::{Digest, Sha256};
 
 use super::tool::{Interrupted, interrupted, io_sentence};
 
@@ -96,6 +97,11 @@ fn try_lock(file: &File) -> Result<bool> {
         io::ErrorKind::WouldBlock | io::ErrorKind::Interrupted => Ok(false),
         _ => Err(error).context("The lock of the cache folder cannot be taken."),
     }
+}
+
+/// Changes when `text`, of which a cache entry was made, does.
+pub fn short_hash(text: &str) -> String {
+    format!("{:x}", Sha256::digest(text))[..8].to_string()
 }
 
 /// What was recorded as `name` when the cache entry `entry` was built.

@@ -7,10 +7,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use anyhow::{Context, Result, ensure};
-use sha2::{Digest, Sha256};
-
+use super::cache::short_hash;
 use super::tool::{self, io_sentence};
+use anyhow::{Context, Result, ensure};
 
 /// What L1's initrd loads to reach its root file system, in this order. Where a kernel has one built in, there is
 /// nothing to load.
@@ -45,7 +44,7 @@ pub fn list_hash() -> String {
     let names = [FOR_ROOT.as_slice(), FOR_PROGRAMS.as_slice()]
         .concat()
         .join(" ");
-    format!("{:x}", Sha256::digest(names))[..8].to_string()
+    short_hash(&names)
 }
 
 /// Copies the modules, unpacked, from a full modules folder to `into`, with depmod's files and [`LOAD_ORDER`].
