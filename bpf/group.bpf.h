@@ -317,6 +317,7 @@ static u32 make_group(u32 kind, u32 parent, u32 weight)
 	g->nr_runnable = 0;
 	g->nr_apart = 0;
 	g->nr_resting = 0;
+	g->mean_width = 0;
 	g->nr_apart_running = 0;
 	g->running = 0;
 	g->orphan = 0;

@@ -168,8 +168,9 @@ __noinline u32 add_entity(u32 domain_id, u32 n, u32 id, u64 now)
 		return n;
 	}
 	if (is_vm(g)) {
-		e->mean_width = plan_mean_width(e->mean_width, entry.width);
-		entry.width = plan_width(entry.width, e->mean_width);
+		/* The whole VM's, as its tasks come to a domain one by one. */
+		g->mean_width = plan_mean_width(g->mean_width, nr_together(g));
+		entry.width = plan_width(entry.width, g->mean_width);
 	}
 	vtime = group_vtime(g, now);
 	share = share_together(g, now);

@@ -87,7 +87,6 @@ struct entity {
 	u64 running; /* CPUs that run one; atomic */
 	u64 planned; /* CPUs that it has in turn @turn; by the plan */
 	u64 turn; /* number of the last plan that gave it CPUs */
-	u32 mean_width; /* CPUs that it wants at a turn's begin, times WIDTH_ONE */
 	u64 patient; /* turn in which a task of it began to wait for a vCPU to rest */
 	u64 called; /* of these, CPUs told that a task waits for them; atomic */
 	u64 missed; /* of these, CPUs that have not run a task of it yet; atomic */
@@ -230,6 +229,8 @@ struct group {
 	u32 nr_apart; /* of which are apart; atomic */
 	u32 nr_apart_running; /* of which run; atomic */
 	u32 nr_resting; /* own vCPUs that rest; atomic */
+	u32 mean_width; /* VM: tasks that want a CPU together, at the mean of
+			   turns, times WIDTH_ONE; by plans */
 	u64 running; /* own tasks on a CPU that are not apart, and their
 			charged_at_ns, as fair_runs() adds them; atomic */
 	s64 active_weight; /* active children, and own tasks if any; atomic */

@@ -41,7 +41,7 @@ _Static_assert(sizeof(struct counter_page) == PAGE_BYTES,
 	       "the counters fill exactly one page");
 
 struct options options = {
-	.work = 600000, .locked_percent = 33, .directory = ".", .operations = 1
+	.work = 1500000, .locked_percent = 33, .directory = ".", .operations = 1
 };
 
 static const struct workload {

@@ -22,8 +22,8 @@ use nix::sys::signal::Signal;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, PATIENCE, Service, Setting, busy, cohort_stats, lab, sleepy, start_cohort,
-    stop_cohort, wait_for_sched_ext,
+    Guest, HostLoad, PATIENCE, Service, Setting, busy, cohort_stats, ensure_back_to_stock, lab,
+    sleepy, start_cohort, stop_cohort, wait_for_sched_ext,
 };
 
 /// Alone, as it takes long.
@@ -242,11 +242,7 @@ fn killed() -> Result<()> {
     let guest = Guest::busy("survivor", 2)?;
     let cohort = start_cohort()?;
     let exit = cohort.stop_with(Signal::SIGKILL)?;
-    ensure!(
-        exit.back_to_stock_after < Duration::from_secs(1),
-        "the host was back on its own scheduler only after {:?}",
-        exit.back_to_stock_after
-    );
+    ensure_back_to_stock(&exit)?;
     assert_progress(&guest)?;
     let cohort = start_cohort()?;
     let said = cohort.output();

@@ -255,7 +255,8 @@ fn pod() -> Result<()> {
 
     for removed in [false, true] {
         let mut container = pod.start("cohort")?;
-        wait_for_sched_ext("enabled", PATIENCE)?;
+        // It answers a moment after it schedules.
+        wait_for("Cohort's answer", PATIENCE, || Ok(cohort_stats().ok()))?;
         let vm = vm_stats(guest.micro.pid() as u32)?;
         ensure!(vm.vcpus == 2, "{} vCPUs were recognised, not 2", vm.vcpus);
         set(&["ipi=off"])?;
@@ -289,6 +290,8 @@ fn package() -> Result<()> {
         Path::new(PACKAGE).exists(),
         "there is no Debian package that is as new as the program: run `make deb` before"
     );
+    // A pod that failed may be about to leave.
+    wait_for_sched_ext("disabled", PATIENCE)?;
     let guest = Guest::busy("unit", 2)?;
     let systemd = Systemd::start()?;
     let install = |package: &str| systemd.run(&["dpkg", "--install", package]);

@@ -50,8 +50,8 @@ const MAX_MEMORY_MIB: u32 = 2048;
 /// and emulated ones may look faster. Tests of ciphers go on for seconds after the boot, in windows too.
 const KERNEL_PARAMETERS: &str =
     "console=ttyS0 quiet panic=-1 no_timer_check cryptomgr.notests rdinit=/init";
-/// Iterations of the empty loop, five instructions each, that take the exact machine 100 us.
-const DEFAULT_WORK: u64 = 20_000;
+/// Iterations of the empty loop, two instructions each, that take the exact machine 100 us.
+const DEFAULT_WORK: u64 = 50_000;
 const COUNTING_PREFIX: &str = "counting at 0x";
 
 /// What a guest is to do.

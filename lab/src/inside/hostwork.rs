@@ -47,6 +47,12 @@ impl Program {
         })
     }
 
+    /// What makes it compute until it is killed.
+    pub fn endless(&self) -> [String; 3] {
+        let work = format!("work={}", u64::MAX);
+        [self.path.display().to_string(), "once".into(), work]
+    }
+
     /// Iterations of its work per millisecond, on a CPU that does nothing else.
     ///
     /// # Errors
