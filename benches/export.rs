@@ -3,7 +3,7 @@
 //! clients that are slow, silent or hostile. `make bench CASE=export`.
 
 use anyhow::{Context, Result, ensure};
-use cohort::observer::recording::Recorder;
+use cohort::observer::recording::{Kept, Recorder};
 use cohort::observer::view::{HostView, TakerView, VcpuView, VmView};
 use cohort::process::limits::raise_open_files;
 use std::fs;
@@ -33,7 +33,7 @@ impl Export {
     fn start(windows: usize) -> Result<Self> {
         let folder = tempfile::tempdir()?;
         let path = folder.path().join("recording");
-        let mut recorder = Recorder::create(&path)?;
+        let mut recorder = Recorder::create(&path, Kept::default())?;
         for _ in 0..windows {
             recorder.add(&window())?;
         }

@@ -2,7 +2,7 @@
 //! `cohort watch`: shows what the vCPUs of this host do, and changes nothing.
 
 use crate::host::paths::Host;
-use crate::observer::recording::Recorder;
+use crate::observer::recording::RecordOptions;
 use crate::observer::view::{HostView, VcpuView, VmView};
 use crate::observer::{Observer, Windows};
 use crate::process::exit::Failure;
@@ -14,7 +14,6 @@ use crate::text::table;
 use clap::Args;
 use std::fmt::Write as _;
 use std::mem::MaybeUninit;
-use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -47,14 +46,13 @@ pub struct WatchOptions {
     #[arg(long)]
     json: bool,
 
-    /// Also write each window, of all VMs, to this new file, for `cohort top --replay`
-    #[arg(long, value_name = "FILE")]
-    record: Option<PathBuf>,
+    #[command(flatten)]
+    record: RecordOptions,
 }
 
 impl WatchOptions {
     /// Tables of all VMs for ever.
-    pub fn tables(interval: Duration, record: Option<PathBuf>) -> Self {
+    pub fn tables(interval: Duration, record: RecordOptions) -> Self {
         Self {
             interval,
             count: None,
@@ -71,11 +69,7 @@ pub fn watch(options: &WatchOptions, host: &Host) -> Result<(), Failure> {
     let told_to_leave = watch_signals()?;
     let mut object = MaybeUninit::uninit();
     let mut windows = Windows::begin(Observer::load(&mut object, host)?)?;
-    let mut recorder = options
-        .record
-        .as_deref()
-        .map(Recorder::create)
-        .transpose()?;
+    let mut recorder = options.record.begin()?;
     systemd::ready("Watching this host");
     let mut next = Instant::now();
     let mut printed = 0;

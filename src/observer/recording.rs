@@ -1,18 +1,73 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Windows kept in a file, so that somebody else can look at them afterwards: a line of JSON that says what it is, and
-//! one per window, as `cohort watch --json` prints them.
+//! Windows kept in files, so that somebody else can look at them afterwards: a line of JSON that says what it is, and one
+//! per window, as `cohort watch --json` prints them.
+//!
+//! A file is compressed as gzip does it, so that `zcat` shows it. When it is large enough, another one begins: FILE is the
+//! newest part, FILE.1 the one before, and the oldest is removed. Readers take all parts that there are, compressed or not.
 
 use crate::observer::view::HostView;
 use crate::process::exit::{Exit, Failure};
 use crate::text::table::{json_line, new_file};
-use anyhow::{Context, anyhow};
+use anyhow::{Context, Result, anyhow};
+use clap::Args;
+use flate2::Compression;
+use flate2::bufread::MultiGzDecoder;
+use flate2::write::GzEncoder;
 use serde::{Deserialize, Serialize};
-use std::fs::File;
-use std::io::{BufRead, BufReader, Lines, Write};
+use std::fs::{self, File};
+use std::io::{self, BufRead, BufReader, ErrorKind, Lines, Write};
 use std::path::{Path, PathBuf};
 
 /// Raised whenever a window's fields change so that older programs cannot read them.
 const FORMAT: u32 = 3;
+/// How much of a recording is kept unless told otherwise: at most 1 GiB.
+const MIB_DEFAULT: u64 = 64;
+const PARTS_DEFAULT: u32 = 16;
+/// What a gzip file begins with.
+const GZIP: [u8; 2] = [0x1f, 0x8b];
+const MIB: u64 = 1 << 20;
+
+/// How much of a recording is kept.
+#[derive(Args, Clone, Copy, Debug)]
+pub struct Kept {
+    /// Begin another part of the recording when one has so many MiB
+    #[arg(long, value_name = "MIB", default_value_t = MIB_DEFAULT, value_parser = clap::value_parser!(u64).range(1..=1 << 20), requires = "record")]
+    record_mib: u64,
+
+    /// Keep so many parts: FILE, then FILE.1, which is older, and so on; the oldest is removed
+    #[arg(long, value_name = "PARTS", default_value_t = PARTS_DEFAULT, value_parser = clap::value_parser!(u32).range(2..=1000), requires = "record")]
+    record_parts: u32,
+}
+
+/// As without options.
+impl Default for Kept {
+    fn default() -> Self {
+        Self {
+            record_mib: MIB_DEFAULT,
+            record_parts: PARTS_DEFAULT,
+        }
+    }
+}
+
+/// The options of commands that record.
+#[derive(Args, Clone, Debug)]
+pub(crate) struct RecordOptions {
+    /// Also write each window, of all VMs, to this new file, compressed, for `cohort top --replay`
+    #[arg(long, value_name = "FILE")]
+    record: Option<PathBuf>,
+
+    #[command(flatten)]
+    kept: Kept,
+}
+
+impl RecordOptions {
+    /// Begins the recording, if one is wanted.
+    pub(crate) fn begin(&self) -> Result<Option<Recorder>, Failure> {
+        let path = self.record.as_deref();
+        path.map(|path| Recorder::create(path, self.kept))
+            .transpose()
+    }
+}
 
 #[derive(Deserialize, Serialize)]
 struct Header {
@@ -21,27 +76,45 @@ struct Header {
     version: String,
 }
 
+/// Where a part lies; 0 is the newest.
+fn part(path: &Path, number: u32) -> PathBuf {
+    let mut name = path.as_os_str().to_owned();
+    if number > 0 {
+        name.push(format!(".{number}"));
+    }
+    name.into()
+}
+
 /// Writes windows to a file.
 pub struct Recorder {
-    file: File,
+    file: GzEncoder<File>,
     path: PathBuf,
+    /// A part that has more bytes is the last but one.
+    most_bytes: u64,
+    parts: u32,
 }
 
 impl Recorder {
     /// Begins a recording in the new file `path`.
     ///
     /// # Errors
-    /// When the file exists (nothing is overwritten) or cannot be written.
-    pub fn create(path: &Path) -> Result<Self, Failure> {
-        let file = new_file("recording", path)?;
+    /// When the file, or an older part of such a recording, exists (nothing is overwritten), or cannot be written.
+    pub fn create(path: &Path, kept: Kept) -> Result<Self, Failure> {
+        let older = part(path, 1);
+        if older.exists() {
+            return Err(Failure::from(anyhow!(
+                "the recording {} cannot be begun: there is {}, which would be taken for a part of it",
+                path.display(),
+                older.display()
+            )));
+        }
         let mut recorder = Self {
-            file,
+            file: begin(path)?,
             path: path.to_owned(),
+            most_bytes: kept.record_mib * MIB,
+            parts: kept.record_parts,
         };
-        recorder.write(&Header {
-            cohort_recording: FORMAT,
-            version: env!("CARGO_PKG_VERSION").to_owned(),
-        })?;
+        recorder.write(&Header::default())?;
         Ok(recorder)
     }
 
@@ -50,77 +123,137 @@ impl Recorder {
     /// # Errors
     /// When the file cannot be written, on a full disk for example.
     pub fn add(&mut self, view: &HostView) -> Result<(), Failure> {
+        if self.bytes()? > self.most_bytes {
+            self.begin_part()?;
+        }
         self.write(&view.to_json()?)
+    }
+
+    fn bytes(&self) -> Result<u64> {
+        let metadata = self.file.get_ref().metadata();
+        let metadata = metadata.with_context(|| self.trouble())?;
+        Ok(metadata.len())
+    }
+
+    fn begin_part(&mut self) -> Result<(), Failure> {
+        self.file.try_finish().with_context(|| self.trouble())?;
+        // The oldest part is replaced by the one that follows it.
+        for number in (1..self.parts).rev() {
+            match fs::rename(part(&self.path, number - 1), part(&self.path, number)) {
+                Err(error) if error.kind() != ErrorKind::NotFound => {
+                    Err(error).with_context(|| self.trouble())?;
+                }
+                _ => {}
+            }
+        }
+        self.file = begin(&self.path)?;
+        self.write(&Header::default())
     }
 
     fn write(&mut self, value: &impl Serialize) -> Result<(), Failure> {
         let line = json_line(value)?;
-        // In one call, so that whoever reads it meanwhile sees whole lines.
-        self.file.write_all(line.as_bytes()).with_context(|| {
-            format!(
-                "the recording {} cannot be written; what it holds up to here can be replayed",
-                self.path.display()
-            )
-        })?;
-        Ok(())
+        // Whoever reads it meanwhile, or after a crash, finds all lines up to this one.
+        let written = self.file.write_all(line.as_bytes());
+        let written = written.and_then(|()| self.file.flush());
+        Ok(written.with_context(|| self.trouble())?)
+    }
+
+    fn trouble(&self) -> String {
+        format!(
+            "the recording {} cannot be written; what it holds up to here can be replayed",
+            self.path.display()
+        )
     }
 }
 
+fn begin(path: &Path) -> Result<GzEncoder<File>> {
+    let file = new_file("recording", path)?;
+    Ok(GzEncoder::new(file, Compression::fast()))
+}
+
+impl Default for Header {
+    fn default() -> Self {
+        Self {
+            cohort_recording: FORMAT,
+            version: env!("CARGO_PKG_VERSION").to_owned(),
+        }
+    }
+}
+
+/// The lines of one part.
+type PartLines = Lines<Box<dyn BufRead>>;
+
 /// Reads a recording window by window; a day of them need not fit into memory.
 pub struct Reader {
+    /// Of the part that is read.
     path: PathBuf,
-    lines: Lines<BufReader<File>>,
+    lines: PartLines,
+    /// Those that follow, the newest first.
+    parts: Vec<(PathBuf, File)>,
     windows: usize,
     breaks_off: bool,
 }
 
 impl Reader {
-    /// Opens the recording `path`.
+    /// Opens the recording `path`, with its older parts.
     ///
     /// # Errors
     /// With [`Exit::BadRecording`] when it is none, of another format, or cannot be read.
     pub fn open(path: &Path) -> Result<Self, Failure> {
+        let mut parts = Vec::new();
+        // All at once: their names change when another part begins.
+        for number in 0.. {
+            let path = part(path, number);
+            match File::open(&path) {
+                Ok(file) => parts.push((path, file)),
+                Err(error) if number > 0 && error.kind() == ErrorKind::NotFound => break,
+                Err(error) => return Err(fail(&path, format!("cannot be read: {error}"))),
+            }
+        }
+        let nothing: Box<dyn BufRead> = Box::new(io::empty());
         let mut reader = Self {
             path: path.to_owned(),
-            lines: BufReader::new(
-                File::open(path).map_err(|error| fail(path, format!("cannot be read: {error}")))?,
-            )
-            .lines(),
+            lines: nothing.lines(),
+            parts,
             windows: 0,
             breaks_off: false,
         };
-        let header: Header = reader
-            .line()?
-            .and_then(|line| serde_json::from_str(&line).ok())
-            .ok_or_else(|| {
-                fail(
-                    path,
-                    "is no recording of cohort: its first line does not say so (`cohort top --record FILE` makes one)"
-                        .into(),
-                )
-            })?;
-        if header.cohort_recording != FORMAT {
-            return Err(fail(
-                path,
-                format!(
-                    "was written by cohort {} in format {}; this is cohort {}, which reads format {FORMAT}",
-                    header.version,
-                    header.cohort_recording,
-                    env!("CARGO_PKG_VERSION"),
-                ),
-            ));
+        match reader.begin_part()? {
+            true => Ok(reader),
+            false => Err(no_recording(path)),
         }
-        Ok(reader)
     }
 
-    /// Whether it broke off within a window, which was left out; known at its end.
+    /// Whether it breaks off, in a window that was left out or for want of an end; known at its end.
     pub fn breaks_off(&self) -> bool {
         self.breaks_off
     }
 
+    /// Goes on to the next part that holds anything; false if there is none.
+    fn begin_part(&mut self) -> Result<bool, Failure> {
+        while let Some((path, file)) = self.parts.pop() {
+            self.path = path;
+            let lines = lines_of(file);
+            self.lines =
+                lines.map_err(|error| fail(&self.path, format!("cannot be read: {error}")))?;
+            if let Some(line) = self.line()? {
+                return check(&self.path, &line).map(|()| true);
+            }
+            // The disk was full, for example.
+            self.breaks_off = true;
+        }
+        Ok(false)
+    }
+
     fn line(&mut self) -> Result<Option<String>, Failure> {
-        let line = self.lines.next().transpose();
-        line.map_err(|error| fail(&self.path, format!("cannot be read: {error}")))
+        match self.lines.next().transpose() {
+            // Its program was killed, or still writes.
+            Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
+                self.breaks_off = true;
+                Ok(None)
+            }
+            line => line.map_err(|error| fail(&self.path, format!("cannot be read: {error}"))),
+        }
     }
 
     /// The window that comes next; `None` at the end.
@@ -128,25 +261,61 @@ impl Reader {
     /// # Errors
     /// With [`Exit::BadRecording`] when it is damaged, holds no whole window, or cannot be read.
     pub fn window(&mut self) -> Result<Option<HostView>, Failure> {
-        let Some(line) = self.line()? else {
-            if self.windows == 0 {
-                let what = "holds no window: it was stopped too early";
-                return Err(fail(&self.path, what.into()));
+        loop {
+            if let Some(line) = self.line()? {
+                if let Ok(view) = serde_json::from_str(&line) {
+                    self.windows += 1;
+                    return Ok(Some(view));
+                }
+                if self.line()?.is_some() || self.windows == 0 {
+                    let number = self.windows + 1;
+                    let what = format!("is damaged: window {number} cannot be understood");
+                    return Err(fail(&self.path, what));
+                }
+                self.breaks_off = true;
             }
-            return Ok(None);
-        };
-        let Ok(view) = serde_json::from_str(&line) else {
-            if self.line()?.is_some() || self.windows == 0 {
-                let number = self.windows + 1;
-                let what = format!("is damaged: its window {number} cannot be understood");
-                return Err(fail(&self.path, what));
+            if !self.begin_part()? {
+                break;
             }
-            self.breaks_off = true;
-            return Ok(None);
-        };
-        self.windows += 1;
-        Ok(Some(view))
+        }
+        match self.windows {
+            0 => Err(fail(
+                &self.path,
+                "holds no window: it was stopped too early".into(),
+            )),
+            _ => Ok(None),
+        }
     }
+}
+
+/// Of a file that is compressed or not.
+fn lines_of(file: File) -> io::Result<PartLines> {
+    let mut file = BufReader::new(file);
+    let content: Box<dyn BufRead> = match file.fill_buf()?.starts_with(&GZIP) {
+        true => Box::new(BufReader::new(MultiGzDecoder::new(file))),
+        false => Box::new(file),
+    };
+    Ok(content.lines())
+}
+
+/// Whether a part's first line says that this program can read it.
+fn check(path: &Path, line: &str) -> Result<(), Failure> {
+    let header: Header = serde_json::from_str(line).map_err(|_| no_recording(path))?;
+    if header.cohort_recording == FORMAT {
+        return Ok(());
+    }
+    let what = format!(
+        "was written by cohort {} in format {}; this is cohort {}, which reads format {FORMAT}",
+        header.version,
+        header.cohort_recording,
+        env!("CARGO_PKG_VERSION"),
+    );
+    Err(fail(path, what))
+}
+
+fn no_recording(path: &Path) -> Failure {
+    let what = "is no recording of cohort: its first line does not say so (`cohort top --record FILE` makes one)";
+    fail(path, what.into())
 }
 
 fn fail(path: &Path, what: String) -> Failure {
@@ -184,7 +353,7 @@ impl Recording {
 mod tests {
     use super::*;
     use crate::text::columns::Column;
-    use std::fs;
+    use std::io::Read;
 
     fn window(cpus: u32) -> HostView {
         HostView {
@@ -206,20 +375,86 @@ mod tests {
     fn what_was_recorded_is_read_again() {
         let directory = tempfile::tempdir().expect("a folder can be made");
         let path = directory.path().join("r");
-        let mut recorder = Recorder::create(&path).expect("it is new");
+        let mut recorder = Recorder::create(&path, Kept::default()).expect("it is new");
         recorder.add(&window(3)).expect("there is room");
         recorder.add(&window(4)).expect("there is room");
         let recording = Recording::read(&path).expect("it is whole");
         assert_eq!(recording.windows, [window(3), window(4)]);
-        assert!(!recording.breaks_off);
-        assert!(Recorder::create(&path).is_err(), "it was overwritten");
 
-        // The machine it was made on went down.
-        let whole = fs::read_to_string(&path).expect("it is there");
-        fs::write(&path, &whole[..whole.len() - 10]).expect("it can be written");
+        // It still goes on, or the machine it was made on went down.
+        let recording = Recording::read(&path).expect("two windows are whole");
+        assert_eq!(recording.windows.len(), 2);
+        assert!(recording.breaks_off);
+        drop(recorder);
+        let whole = fs::read(&path).expect("it is there");
+        fs::write(&path, &whole[..whole.len() - 20]).expect("it can be written");
         let recording = Recording::read(&path).expect("one window is whole");
         assert_eq!(recording.windows, [window(3)]);
         assert!(recording.breaks_off);
+        assert!(
+            Recorder::create(&path, Kept::default()).is_err(),
+            "it was overwritten"
+        );
+    }
+
+    #[test]
+    fn what_is_not_compressed_is_read_and_may_break_off() {
+        let directory = tempfile::tempdir().expect("a folder can be made");
+        let path = directory.path().join("r");
+        let mut recorder = Recorder::create(&path, Kept::default()).expect("it is new");
+        recorder.add(&window(3)).expect("there is room");
+        recorder.add(&window(4)).expect("there is room");
+        drop(recorder);
+        let compressed = fs::read(&path).expect("it is there");
+        assert!(compressed.starts_with(&GZIP));
+        let mut plain = String::new();
+        MultiGzDecoder::new(compressed.as_slice())
+            .read_to_string(&mut plain)
+            .expect("it is gzip's format");
+        assert_eq!(plain.lines().count(), 3);
+        fs::write(&path, &plain).expect("it can be written");
+        let recording = Recording::read(&path).expect("it is whole");
+        assert_eq!(recording.windows, [window(3), window(4)]);
+        assert!(!recording.breaks_off);
+        fs::write(&path, &plain[..plain.len() - 10]).expect("it can be written");
+        let recording = Recording::read(&path).expect("one window is whole");
+        assert_eq!(recording.windows, [window(3)]);
+        assert!(recording.breaks_off);
+    }
+
+    #[test]
+    fn parts_are_read_as_one_and_the_oldest_is_removed() {
+        let directory = tempfile::tempdir().expect("a folder can be made");
+        let path = directory.path().join("r");
+        let kept = Kept {
+            record_parts: 3,
+            ..Kept::default()
+        };
+        let mut recorder = Recorder::create(&path, kept).expect("it is new");
+        recorder.most_bytes = 0;
+        for cpus in 1..=5 {
+            recorder.add(&window(cpus)).expect("there is room");
+        }
+        drop(recorder);
+        let cpus = |path: &Path| -> Vec<u32> {
+            let recording = Recording::read(path).expect("it is whole");
+            assert!(!recording.breaks_off);
+            recording.windows.iter().map(|view| view.cpus).collect()
+        };
+        assert_eq!(cpus(&path), [3, 4, 5]);
+        assert_eq!(cpus(&part(&path, 1)), [4], "a part is a recording, too");
+        assert!(!part(&path, 3).exists());
+
+        // The disk was full when the newest one began.
+        fs::write(&path, "").expect("it can be written");
+        let recording = Recording::read(&path).expect("older parts are whole");
+        assert_eq!(recording.windows.len(), 2);
+        assert!(recording.breaks_off);
+
+        // Its parts would be taken for those of another one.
+        fs::remove_file(&path).expect("it is there");
+        let refused = Recorder::create(&path, kept).err().expect("there is r.1");
+        assert!(refused.to_string().contains("r.1"), "{refused}");
     }
 
     /// Before it was known how halted time is known.

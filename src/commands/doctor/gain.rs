@@ -156,7 +156,7 @@ impl Day {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::observer::recording::Recorder;
+    use crate::observer::recording::{Kept, Recorder};
     use crate::observer::view::{HostView, VcpuView, VmView};
 
     fn recording(folder: &Path, name: &str, ready_pct: f64, spin_exits: u64) -> PathBuf {
@@ -179,7 +179,7 @@ mod tests {
             vms: [(7, vm)].into(),
             ..HostView::default()
         };
-        let mut recorder = Recorder::create(&path).expect("it is new");
+        let mut recorder = Recorder::create(&path, Kept::default()).expect("it is new");
         recorder.add(&view).expect("there is room");
         recorder.add(&view).expect("there is room");
         path

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Draws what the model of `cohort top` holds. 80 columns are enough; no colour is needed.
+//! Draws what the model of `cohort top` holds. 80 characters a line are enough; no colour is needed.
 
-use super::model::{Model, Order, Page, Row};
+use super::model::{Model, Order, Page};
 use crate::commands::watch::NO_VM;
 use crate::observer::view::{VcpuView, quantile_us};
 use crate::text::columns::Column;
@@ -11,12 +11,16 @@ use ratatui::style::{Modifier, Style};
 use ratatui::text::{Line, Text};
 use ratatui::widgets::{Cell, Paragraph, Row as TableRow, Table, TableState};
 
-const KEYS: [(&str, &str); 14] = [
+const KEYS: [(&str, &str); 15] = [
     ("q", "leave"),
     ("h ?", "this page"),
     (
         "up down",
         "choose a VM or vCPU (also k j, page keys, Home, End)",
+    ),
+    (
+        "left right",
+        "move to columns that are not on the screen; which are shown, and the order, is remembered",
     ),
     ("Enter e", "open a VM to its vCPUs, or close it"),
     ("l", "latency: histograms of the chosen VM or vCPU"),
@@ -37,8 +41,8 @@ const KEYS: [(&str, &str); 14] = [
 /// The name's column is at least and at most so wide.
 const NAME_WIDTH: (u16, u16) = (10, 30);
 
-/// Draws everything.
-pub fn draw(frame: &mut Frame<'_>, model: &Model) {
+/// Draws everything; says how many columns are to the right of the screen.
+pub fn draw(frame: &mut Frame<'_>, model: &Model) -> usize {
     let blind = model.view.blind_spots.len() as u16;
     let [title, spots, body, status] = Layout::vertical([
         Constraint::Length(1),
@@ -49,18 +53,23 @@ pub fn draw(frame: &mut Frame<'_>, model: &Model) {
     .areas(frame.area());
     frame.render_widget(Line::from(summary(model)).style(Modifier::BOLD), title);
     frame.render_widget(Text::from(model.view.blind_spots.join("\n")), spots);
+    let columns = on_screen(model, body.width);
+    let right = model
+        .columns()
+        .count()
+        .saturating_sub(model.left + columns.len());
     match model.page {
-        Page::Vms => vms(frame, model, body),
+        Page::Vms => vms(frame, model, &columns, body),
         Page::Latency => frame.render_widget(Paragraph::new(latency(model, body.width)), body),
         Page::Takers => takers(frame, model, body),
-        Page::Columns => columns(frame, model, body),
+        Page::Columns => choose_columns(frame, model, body),
         Page::Help => frame.render_widget(Paragraph::new(help()), body),
     }
-    let hidden = hidden_columns(model, body.width);
     frame.render_widget(
-        Line::from(status_line(model, hidden)).style(Modifier::REVERSED),
+        Line::from(status_line(model, right)).style(Modifier::REVERSED),
         status,
     );
+    right
 }
 
 fn summary(model: &Model) -> String {
@@ -80,7 +89,7 @@ fn summary(model: &Model) -> String {
     )
 }
 
-fn status_line(model: &Model, hidden: usize) -> String {
+fn status_line(model: &Model, right: usize) -> String {
     if model.typing {
         return format!("/{}_  (Enter keeps it, Esc drops it)", model.filter);
     }
@@ -94,8 +103,8 @@ fn status_line(model: &Model, hidden: usize) -> String {
     if !model.filter.is_empty() {
         parts.push(format!("only *{}*", model.filter));
     }
-    if hidden > 0 && model.page == Page::Vms {
-        parts.push(format!("{hidden} columns do not fit (f chooses)"));
+    if model.left + right > 0 && model.page == Page::Vms {
+        parts.push(format!("columns: {} left, {right} right", model.left));
     }
     parts.push(String::from(
         "h help  q leave  Enter vCPUs  l latency  w who took CPUs",
@@ -103,35 +112,29 @@ fn status_line(model: &Model, hidden: usize) -> String {
     parts.join("  ")
 }
 
-fn name_width(rows: &[Row<'_>]) -> u16 {
-    let widest = rows.iter().map(|row| row.name.chars().count()).max();
-    (widest.unwrap_or(0) as u16).clamp(NAME_WIDTH.0, NAME_WIDTH.1)
+fn name_width(model: &Model) -> u16 {
+    let widest = u16::try_from(model.name_width()).unwrap_or(u16::MAX);
+    widest.clamp(NAME_WIDTH.0, NAME_WIDTH.1)
 }
 
-/// The columns that fit beside a name of `name` characters, and how wide each is.
-fn fitting(model: &Model, name: u16, width: u16) -> Vec<(Column, u16)> {
-    let mut left = width.saturating_sub(name);
+/// The columns that fit beside the names, and how wide each is.
+fn on_screen(model: &Model, width: u16) -> Vec<(Column, u16)> {
+    let mut room = width.saturating_sub(name_width(model));
     let mut fitting = Vec::new();
-    for column in model.columns() {
+    for column in model.columns().skip(model.left) {
         let wide = column.heading().len().max(5) as u16;
         // One more between columns.
-        if left < wide + 1 {
+        if room < wide + 1 {
             break;
         }
-        left -= wide + 1;
+        room -= wide + 1;
         fitting.push((column, wide));
     }
     fitting
 }
 
-fn hidden_columns(model: &Model, width: u16) -> usize {
-    let name = name_width(&model.rows());
-    model.columns().count() - fitting(model, name, width).len()
-}
-
-fn vms(frame: &mut Frame<'_>, model: &Model, area: Rect) {
-    let rows = model.rows();
-    if rows.is_empty() {
+fn vms(frame: &mut Frame<'_>, model: &Model, columns: &[(Column, u16)], area: Rect) {
+    if model.length() == 0 {
         let text = match model.view.vms.is_empty() {
             true => NO_VM,
             false => "No VM has such a name; / Esc shows all.",
@@ -139,9 +142,7 @@ fn vms(frame: &mut Frame<'_>, model: &Model, area: Rect) {
         frame.render_widget(Text::from(text), area);
         return;
     }
-    let name = name_width(&rows);
-    let columns = fitting(model, name, area.width);
-    let sorted = |order: Order| match order == model.order {
+    let sorted = |order: Order| match order == model.choice.order {
         true => Style::new().add_modifier(Modifier::REVERSED | Modifier::BOLD),
         false => Style::new().add_modifier(Modifier::BOLD),
     };
@@ -152,17 +153,17 @@ fn vms(frame: &mut Frame<'_>, model: &Model, area: Rect) {
     }));
     let seconds = model.seconds();
     // Of a thousand VMs only those on the screen are made into text.
-    let chosen = model.chosen_place().unwrap_or(0);
+    let chosen = model.place();
     let height = usize::from(area.height.saturating_sub(1)).max(1);
     let first = chosen.saturating_sub(height - 1);
-    let lines = rows.iter().skip(first).take(height).map(|row| {
-        let mut cells = vec![Cell::from(row.name.clone())];
+    let lines = model.rows(first).take(height).map(|row| {
+        let mut cells = vec![Cell::from(row.name)];
         cells.extend(columns.iter().map(|&(column, _)| {
             Cell::from(Line::from(column.text(row.numbers, seconds)).right_aligned())
         }));
         TableRow::new(cells)
     });
-    let widths = std::iter::once(name).chain(columns.iter().map(|&(_, wide)| wide));
+    let widths = std::iter::once(name_width(model)).chain(columns.iter().map(|&(_, wide)| wide));
     let table = Table::new(lines, widths.map(Constraint::Length))
         .header(TableRow::new(headings))
         .column_spacing(1)
@@ -264,7 +265,7 @@ fn takers(frame: &mut Frame<'_>, model: &Model, area: Rect) {
     frame.render_widget(Table::new(lines, widths).header(header), area);
 }
 
-fn columns(frame: &mut Frame<'_>, model: &Model, area: Rect) {
+fn choose_columns(frame: &mut Frame<'_>, model: &Model, area: Rect) {
     let lines = Column::ALL.into_iter().map(|column| {
         let mark = match model.is_shown(column) {
             true => "[x]",
@@ -287,13 +288,14 @@ fn columns(frame: &mut Frame<'_>, model: &Model, area: Rect) {
 
 fn help() -> String {
     let keys = KEYS
-        .map(|(key, what)| format!("  {key:<9} {what}\n"))
+        .map(|(key, what)| format!("  {key:<10} {what}\n"))
         .concat();
     format!("Keys\n{keys}")
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::choice::Choice;
     use super::super::model::tests::window;
     use super::*;
     use crate::observer::view::TakerView;
@@ -304,7 +306,9 @@ mod tests {
     fn screen(model: &Model, width: u16, height: u16) -> Vec<String> {
         let mut terminal = Terminal::new(TestBackend::new(width, height)).expect("it is memory");
         terminal
-            .draw(|frame| draw(frame, model))
+            .draw(|frame| {
+                draw(frame, model);
+            })
             .expect("it is memory");
         let buffer = terminal.backend().buffer().clone();
         let cells = buffer.content().chunks(usize::from(width));
@@ -315,7 +319,7 @@ mod tests {
 
     #[test]
     fn eighty_columns_show_who_runs_and_who_waits() {
-        let model = Model::new(window(&[("calm", 1.0), ("waits", 50.0)]));
+        let model = Model::new(window(&[("calm", 1.0), ("waits", 50.0)]), Choice::default());
         let lines = screen(&model, 80, 10);
         assert!(lines[0].starts_with("1.0 s  stock  4 CPUs  2 VMs  4 vCPUs (1.0 per CPU)"));
         assert!(
@@ -323,28 +327,47 @@ mod tests {
         );
         assert!(lines[2].starts_with("waits") && lines[2].contains("50.0"));
         assert!(lines[3].starts_with("calm"));
-        assert!(lines[9].contains("columns do not fit") && lines[9].contains("h help"));
+        assert!(lines[9].contains("columns: 0 left, 1") && lines[9].contains("h help"));
         // On a wide screen nothing is left out.
-        assert!(!screen(&model, 200, 10)[9].contains("do not fit"));
+        assert!(!screen(&model, 200, 10)[9].contains("columns:"));
+    }
+
+    #[test]
+    fn columns_that_do_not_fit_are_reached_sideways() {
+        let mut model = Model::new(window(&[("calm", 1.0)]), Choice::default());
+        let last = Column::ALL[Column::ALL.len() - 1].heading();
+        assert!(!screen(&model, 80, 10)[1].contains(last));
+        for _ in Column::ALL {
+            let mut terminal = Terminal::new(TestBackend::new(80, 10)).expect("it is memory");
+            let mut right = 0;
+            let drawn = terminal.draw(|frame| right = draw(frame, &model));
+            drawn.expect("it is memory");
+            model.right = right;
+            model.press(KeyCode::Right);
+        }
+        let lines = screen(&model, 80, 10);
+        assert!(lines[1].starts_with("VM ") && lines[1].contains(last));
+        assert!(!lines[1].contains("%RUN") && lines[2].starts_with("calm"));
+        assert!(lines[9].contains(" left, 0 right"), "{}", lines[9]);
     }
 
     #[test]
     fn any_size_can_be_drawn_and_every_page() {
-        let mut model = Model::new(window(&[("calm", 1.0), ("waits", 50.0)]));
+        let mut model = Model::new(window(&[("calm", 1.0), ("waits", 50.0)]), Choice::default());
         for key in ['v', 'l', 'w', 'f', 'h'] {
             model.press(KeyCode::Char(key));
             for (width, height) in [(1, 1), (20, 3), (80, 24), (300, 100)] {
                 screen(&model, width, height);
             }
         }
-        screen(&Model::new(window(&[])), 80, 24);
+        screen(&Model::new(window(&[]), Choice::default()), 80, 24);
     }
 
     #[test]
     fn the_chosen_row_is_on_the_screen_however_many_there_are() {
         let names: Vec<String> = (0..1000).map(|number| format!("vm{number}")).collect();
         let vms: Vec<(&str, f64)> = names.iter().map(|name| (name.as_str(), 1.0)).collect();
-        let mut model = Model::new(window(&vms));
+        let mut model = Model::new(window(&vms), Choice::default());
         model.press(KeyCode::End);
         let chosen = model.chosen_vm().expect("there are many").name.clone();
         let lines = screen(&model, 80, 24);
@@ -357,7 +380,7 @@ mod tests {
         let vm = view.vms.get_mut(&100).expect("it was made");
         vm.all.ready_us = vec![0; 24];
         (vm.all.ready_us[3], vm.all.ready_us[5]) = (8, 2);
-        let mut model = Model::new(view);
+        let mut model = Model::new(view, Choice::default());
         model.press(KeyCode::Char('l'));
         let lines = screen(&model, 80, 24);
         assert!(
@@ -381,7 +404,7 @@ mod tests {
         };
         let vm = view.vms.get_mut(&100).expect("it was made");
         vm.takers = vec![taker("takes"), taker("/system.slice")];
-        let mut model = Model::new(view);
+        let mut model = Model::new(view, Choice::default());
         model.press(KeyCode::Char('w'));
         let lines = screen(&model, 80, 24);
         assert!(lines[2].starts_with("takes") && lines[2].contains("4.0"));

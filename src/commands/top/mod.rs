@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! `cohort top`: the terminal, the clock and the source of windows around the model. What is shown is decided in `model`,
-//! how it looks in `draw`.
+//! how it looks in `draw`; what is remembered is in `choice`.
 
+mod choice;
 mod draw;
 mod model;
 
 use crate::commands::watch::{WatchOptions, watch};
 use crate::host::paths::Host;
-use crate::observer::recording::{Recorder, Recording};
+use crate::observer::recording::{RecordOptions, Recorder, Recording};
 use crate::observer::view::HostView;
 use crate::observer::{Observer, Windows};
 use crate::process::exit::Failure;
@@ -17,12 +18,13 @@ use anyhow::{Context, anyhow};
 use clap::Args;
 use model::{Action, Model};
 use ratatui::DefaultTerminal;
-use ratatui::crossterm::event::{self, Event, KeyCode, KeyEventKind, KeyModifiers};
+use ratatui::crossterm::event::{self, KeyCode, KeyEventKind, KeyModifiers};
 use std::io::{IsTerminal, stdin, stdout};
 use std::mem::MaybeUninit;
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
+use tracing::warn;
 
 /// How soon a signal is noticed.
 const ATTENTION_PERIOD: Duration = Duration::from_millis(100);
@@ -38,9 +40,8 @@ pub struct TopOptions {
     #[arg(long, conflicts_with = "replay")]
     batch: bool,
 
-    /// Also write each window to this new file, for --replay
-    #[arg(long, value_name = "FILE")]
-    record: Option<PathBuf>,
+    #[command(flatten)]
+    record: RecordOptions,
 
     /// Show what --record wrote, on this host or another, instead of this host; needs no privileges
     #[arg(long, value_name = "FILE", conflicts_with = "record")]
@@ -64,11 +65,7 @@ pub fn top(options: &TopOptions, host: &Host) -> Result<(), Failure> {
     }
     let mut object = MaybeUninit::uninit();
     let windows = Windows::begin(Observer::load(&mut object, host)?)?;
-    let recorder = options
-        .record
-        .as_deref()
-        .map(Recorder::create)
-        .transpose()?;
+    let recorder = options.record.begin()?;
     let source = Source::Host {
         windows: Box::new(windows),
         recorder,
@@ -163,31 +160,53 @@ fn on_screen(
             "standard input and output are no terminal: use --batch, or `cohort watch`"
         )));
     }
+    let file = choice::file();
+    let chosen = file.as_deref().map(choice::read).transpose();
+    let chosen = chosen.unwrap_or_else(|error| {
+        // It is there to be read when the screen is given back.
+        warn!("{error:#}");
+        None
+    });
+    let chosen = chosen.unwrap_or_default();
+    let mut model = Model::new(source.first(), chosen.clone());
     // Also gives the terminal back when something panics.
     let mut terminal = ratatui::try_init().context("the terminal cannot be used")?;
-    let result = show(&mut terminal, source, interval, told_to_leave);
+    let result = show(&mut terminal, &mut model, source, interval, told_to_leave);
     ratatui::restore();
+    if let Some(path) = file.filter(|_| model.choice != chosen)
+        && let Err(error) = choice::write(&path, &model.choice)
+    {
+        warn!("{error:#}");
+    }
     result
 }
 
 fn show(
     terminal: &mut DefaultTerminal,
+    model: &mut Model,
     mut source: Source<'_>,
     interval: Duration,
     told_to_leave: &AtomicBool,
 ) -> Result<(), Failure> {
-    let mut model = Model::new(source.first());
     let mut next = Instant::now() + interval;
     model.notice = source
         .place()
         .unwrap_or_else(|| format!("the first window takes {}", duration::show(interval)));
+    let mut changed = true;
     while !told_to_leave.load(Ordering::Relaxed) {
-        terminal
-            .draw(|frame| draw::draw(frame, &model))
-            .context("the terminal cannot be written to")?;
-        match wait_for_key(next)? {
-            Some(KeyCode::Null) => return Ok(()),
-            Some(key) => match model.press(key) {
+        if changed {
+            let mut right = 0;
+            terminal
+                .draw(|frame| right = draw::draw(frame, model))
+                .context("the terminal cannot be written to")?;
+            model.right = right;
+        }
+        let event = wait_for_event(next)?;
+        changed = event.is_some();
+        match event {
+            None | Some(Event::Resized) => {}
+            Some(Event::Interrupted) => return Ok(()),
+            Some(Event::Key(key)) => match model.press(key) {
                 Action::Draw => {}
                 Action::Quit => return Ok(()),
                 Action::Step(steps) => {
@@ -200,21 +219,29 @@ fn show(
                     model.notice = source.place().unwrap_or_else(no_recording);
                 }
             },
-            None => {}
         }
         if Instant::now() >= next {
             next += interval;
             if let Some(view) = source.next(model.paused)? {
                 model.show(view);
                 model.notice = source.place().unwrap_or_default();
+                changed = true;
             }
         }
     }
     Ok(())
 }
 
-/// A key, if one is pressed before `time` and soon; `Null` is Ctrl-C.
-fn wait_for_key(time: Instant) -> Result<Option<KeyCode>, Failure> {
+/// What the terminal tells.
+enum Event {
+    Key(KeyCode),
+    /// Ctrl-C.
+    Interrupted,
+    Resized,
+}
+
+/// What the terminal tells, if it does so before `time` and soon.
+fn wait_for_event(time: Instant) -> Result<Option<Event>, Failure> {
     let patience = time
         .saturating_duration_since(Instant::now())
         .min(ATTENTION_PERIOD);
@@ -223,14 +250,14 @@ fn wait_for_key(time: Instant) -> Result<Option<KeyCode>, Failure> {
         return Ok(None);
     }
     Ok(match event::read().context(what)? {
-        Event::Key(key) if key.kind == KeyEventKind::Release => None,
-        Event::Key(key)
+        event::Event::Key(key) if key.kind == KeyEventKind::Release => None,
+        event::Event::Key(key)
             if key.code == KeyCode::Char('c') && key.modifiers.contains(KeyModifiers::CONTROL) =>
         {
-            Some(KeyCode::Null)
+            Some(Event::Interrupted)
         }
-        Event::Key(key) => Some(key.code),
-        // Of another size, it is drawn again.
+        event::Event::Key(key) => Some(Event::Key(key.code)),
+        event::Event::Resize(..) => Some(Event::Resized),
         _ => None,
     })
 }

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! What `cohort top` shows at the moment, and how keys change that. No terminal, no kernel: windows and keys go in, rows
-//! come out.
+//! come out. What is remembered between runs is written and read elsewhere (`choice`).
 
+use super::choice::Choice;
 use crate::observer::view::{HostView, VcpuView, VmView};
 use crate::text::columns::Column;
 use ratatui::crossterm::event::KeyCode;
-use std::cmp::Ordering;
+use std::borrow::Cow;
 use std::collections::BTreeSet;
 
 /// What fills the screen.
@@ -54,10 +55,8 @@ pub struct RowKey {
 
 /// One line of the table.
 pub struct Row<'a> {
-    /// Which VM or vCPU.
-    pub key: RowKey,
     /// What stands in front.
-    pub name: String,
+    pub name: Cow<'a, str>,
     /// Its numbers.
     pub numbers: &'a VcpuView,
 }
@@ -68,10 +67,8 @@ pub struct Model {
     pub view: HostView,
     /// What fills the screen.
     pub page: Page,
-    /// By what rows are sorted.
-    pub order: Order,
-    /// The other way round.
-    pub reversed: bool,
+    /// What the user has chosen to see, and in which order.
+    pub choice: Choice,
     /// Only VMs whose names hold this.
     pub filter: String,
     /// The filter is being typed.
@@ -84,36 +81,47 @@ pub struct Model {
     pub chosen: Option<RowKey>,
     /// The chosen line of the page of columns.
     pub chosen_column: usize,
+    /// So many columns are to the left of the screen.
+    pub left: usize,
+    /// So many are to the right of it, as it was drawn last.
+    pub right: usize,
     expanded: BTreeSet<u32>,
-    hidden: Vec<Column>,
+    /// All lines of the table in their order, as `arrange` has left them.
+    lines: Vec<RowKey>,
+    /// Where the chosen row stands.
+    place: usize,
+    /// The longest name of a line, in characters.
+    name_width: usize,
 }
 
 impl Model {
-    /// Shows `view`, the VM that waits most first.
-    pub fn new(view: HostView) -> Self {
+    /// Shows `view`.
+    pub fn new(view: HostView, choice: Choice) -> Self {
         let mut model = Self {
             view,
             page: Page::Vms,
-            order: Order::By(Column::Ready),
-            reversed: false,
+            choice,
             filter: String::new(),
             typing: false,
             paused: false,
             notice: String::new(),
             chosen: None,
             chosen_column: 0,
+            left: 0,
+            right: 0,
             expanded: BTreeSet::new(),
-            hidden: Vec::new(),
+            lines: Vec::new(),
+            place: 0,
+            name_width: 0,
         };
-        model.keep_choice(0);
+        model.arrange();
         model
     }
 
     /// A new window is there.
     pub fn show(&mut self, view: HostView) {
-        let place = self.chosen_place().unwrap_or(0);
         self.view = view;
-        self.keep_choice(place);
+        self.arrange();
     }
 
     /// The length of the window that is shown, in seconds.
@@ -123,56 +131,85 @@ impl Model {
 
     /// The columns that the user wants to see.
     pub fn columns(&self) -> impl Iterator<Item = Column> {
-        let shown = |column: &Column| !self.hidden.contains(column);
+        let shown = |column: &Column| !self.choice.hidden.contains(column);
         Column::of(&self.view).into_iter().filter(shown)
     }
 
-    /// The lines of the table.
-    pub fn rows(&self) -> Vec<Row<'_>> {
-        let matches = |vm: &&VmView| vm.name.contains(&self.filter);
-        let vms = self.view.vms.iter();
-        let mut vms: Vec<(u32, &VmView)> = vms
-            .map(|(&tgid, vm)| (tgid, vm))
-            .filter(|(_, vm)| matches(vm))
-            .collect();
-        vms.sort_by(|(_, a), (_, b)| {
-            let by_name = || a.name.cmp(&b.name);
-            let ordering = match self.order {
-                Order::Name => by_name(),
-                Order::By(column) => self
-                    .greatest_first(column, &a.all, &b.all)
-                    .then_with(by_name),
+    /// How many lines the table has.
+    pub fn length(&self) -> usize {
+        self.lines.len()
+    }
+
+    /// The lines of the table from the `first` on.
+    pub fn rows(&self, first: usize) -> impl Iterator<Item = Row<'_>> {
+        let lines = self.lines.iter().skip(first);
+        lines.filter_map(|&key| {
+            let vm = self.view.vms.get(&key.tgid)?;
+            let (name, numbers) = match key.vcpu {
+                None => (Cow::Borrowed(vm.name.as_str()), &vm.all),
+                Some(number) => (
+                    Cow::Owned(format!("  vCPU {number}")),
+                    vm.vcpus.get(&number)?,
+                ),
             };
-            match self.reversed {
-                true => ordering.reverse(),
-                false => ordering,
-            }
-        });
-        let mut rows = Vec::new();
-        for (tgid, vm) in vms {
-            rows.push(Row {
-                key: RowKey { tgid, vcpu: None },
-                name: vm.name.clone(),
-                numbers: &vm.all,
-            });
-            if self.expanded.contains(&tgid) {
-                rows.extend(vm.vcpus.iter().map(|(&number, vcpu)| Row {
-                    key: RowKey {
-                        tgid,
-                        vcpu: Some(number),
-                    },
-                    name: format!("  vCPU {number}"),
-                    numbers: vcpu,
-                }));
-            }
-        }
-        rows
+            Some(Row { name, numbers })
+        })
     }
 
     /// Where the chosen row stands.
-    pub fn chosen_place(&self) -> Option<usize> {
-        let chosen = self.chosen?;
-        self.rows().iter().position(|row| row.key == chosen)
+    pub fn place(&self) -> usize {
+        self.place
+    }
+
+    /// The longest name of a line, in characters.
+    pub fn name_width(&self) -> usize {
+        self.name_width
+    }
+
+    /// Puts the lines into their order. Called when something changes of which that is made, not when it is drawn.
+    fn arrange(&mut self) {
+        let seconds = self.seconds();
+        // What has no value comes last.
+        let value = |column: Column, vm: &VmView| {
+            let value = column.value(&vm.all, seconds);
+            value.unwrap_or(f64::NEG_INFINITY)
+        };
+        let vms = self.view.vms.iter();
+        let mut vms: Vec<(f64, &str, u32, &VmView)> = vms
+            .filter(|(_, vm)| vm.name.contains(&self.filter))
+            .map(|(&tgid, vm)| match self.choice.order {
+                Order::Name => (0.0, vm.name.as_str(), tgid, vm),
+                Order::By(column) => (value(column, vm), vm.name.as_str(), tgid, vm),
+            })
+            .collect();
+        vms.sort_by(|a, b| b.0.total_cmp(&a.0).then_with(|| a.1.cmp(b.1)));
+        if self.choice.reversed {
+            vms.reverse();
+        }
+        let mut lines = Vec::with_capacity(vms.len());
+        for &(_, _, tgid, vm) in &vms {
+            lines.push(RowKey { tgid, vcpu: None });
+            if self.expanded.contains(&tgid) {
+                let of_vcpu = |&number| RowKey {
+                    tgid,
+                    vcpu: Some(number),
+                };
+                lines.extend(vm.vcpus.keys().map(of_vcpu));
+            }
+        }
+        let widths = vms.iter().map(|(_, name, _, _)| name.chars().count());
+        self.name_width = widths.max().unwrap_or(0);
+        self.lines = lines;
+        self.keep_chosen();
+    }
+
+    /// The chosen row, if it is gone, is the one that has come to its place.
+    fn keep_chosen(&mut self) {
+        let chosen = self.chosen;
+        let found = self.lines.iter().position(|&key| Some(key) == chosen);
+        let last = self.lines.len().saturating_sub(1);
+        self.place = found.unwrap_or(self.place.min(last));
+        self.chosen = self.lines.get(self.place).copied();
     }
 
     /// The VM of the chosen row.
@@ -182,7 +219,7 @@ impl Model {
 
     /// Whether a column is shown.
     pub fn is_shown(&self, column: Column) -> bool {
-        !self.hidden.contains(&column)
+        !self.choice.hidden.contains(&column)
     }
 
     /// What a key does.
@@ -207,13 +244,18 @@ impl Model {
             KeyCode::Char('R') => self.sort(Order::By(Column::Ready)),
             KeyCode::Char('S') => self.sort(Order::By(Column::Spins)),
             KeyCode::Char('N') => self.sort(Order::Name),
-            KeyCode::Char('r') => self.reversed = !self.reversed,
+            KeyCode::Char('r') => {
+                self.choice.reversed = !self.choice.reversed;
+                self.arrange();
+            }
             KeyCode::Char('>') => self.sort_by_neighbour(1),
             KeyCode::Char('<') => self.sort_by_neighbour(-1),
             KeyCode::Enter | KeyCode::Char(' ') if self.page == Page::Columns => {
                 self.toggle_column();
             }
             KeyCode::Enter | KeyCode::Char('e') => self.toggle_vcpus(),
+            KeyCode::Right if self.page == Page::Vms => self.left += self.right.min(1),
+            KeyCode::Left if self.page == Page::Vms => self.left = self.left.saturating_sub(1),
             KeyCode::Up | KeyCode::Char('k') => self.choose(-1),
             KeyCode::Down | KeyCode::Char('j') => self.choose(1),
             KeyCode::PageUp => self.choose(-20),
@@ -223,16 +265,6 @@ impl Model {
             _ => self.notice = String::from("h shows the keys"),
         }
         Action::Draw
-    }
-
-    fn greatest_first(&self, column: Column, a: &VcpuView, b: &VcpuView) -> Ordering {
-        // What has no value comes last.
-        let value = |vcpu| {
-            column
-                .value(vcpu, self.seconds())
-                .unwrap_or(f64::NEG_INFINITY)
-        };
-        value(b).total_cmp(&value(a))
     }
 
     fn toggle(&mut self, page: Page) {
@@ -255,37 +287,51 @@ impl Model {
             KeyCode::Char(character) => self.filter.push(character),
             _ => {}
         }
-        self.keep_choice(0);
+        self.arrange();
     }
 
     fn sort(&mut self, order: Order) {
-        self.order = order;
-        self.reversed = false;
+        self.choice.order = order;
+        self.choice.reversed = false;
+        self.arrange();
     }
 
     fn sort_by_neighbour(&mut self, step: isize) {
         let columns: Vec<Column> = self.columns().collect();
         let place = |column| columns.iter().position(|&other| other == column);
         // The name stands before all columns.
-        let now = match self.order {
+        let now = match self.choice.order {
             Order::Name => 0,
             Order::By(column) => place(column).map_or(0, |place| place as isize + 1),
         };
         let next = (now + step).clamp(0, columns.len() as isize);
-        self.sort(match next {
-            0 => Order::Name,
-            next => Order::By(columns[next as usize - 1]),
-        });
+        let Some(place) = (next as usize).checked_sub(1) else {
+            self.sort(Order::Name);
+            return;
+        };
+        self.scroll_to(place, columns.len());
+        self.sort(Order::By(columns[place]));
+    }
+
+    /// Puts column `place` of `all` on the screen.
+    fn scroll_to(&mut self, place: usize, all: usize) {
+        let behind = all.saturating_sub(self.right);
+        match place < self.left {
+            true => self.left = place,
+            false => self.left += (place + 1).saturating_sub(behind),
+        }
     }
 
     fn toggle_column(&mut self) {
         let column = Column::ALL[self.chosen_column];
-        match self.hidden.iter().position(|&hidden| hidden == column) {
+        let hidden = &mut self.choice.hidden;
+        match hidden.iter().position(|&hidden| hidden == column) {
             Some(place) => {
-                self.hidden.remove(place);
+                hidden.remove(place);
             }
-            None => self.hidden.push(column),
+            None => hidden.push(column),
         }
+        self.left = self.left.min(self.columns().count().saturating_sub(1));
     }
 
     fn toggle_vcpus(&mut self) {
@@ -296,6 +342,7 @@ impl Model {
             self.expanded.insert(tgid);
         }
         self.chosen = Some(RowKey { tgid, vcpu: None });
+        self.arrange();
     }
 
     fn choose(&mut self, step: isize) {
@@ -307,19 +354,8 @@ impl Model {
             self.chosen_column = moved(self.chosen_column, Column::ALL.len());
             return;
         }
-        let rows = self.rows();
-        let place = moved(self.chosen_place().unwrap_or(0), rows.len());
-        self.chosen = rows.get(place).map(|row| row.key);
-    }
-
-    /// The chosen row, if it is gone, is the one that has come to its place.
-    fn keep_choice(&mut self, place: usize) {
-        if self.chosen_place().is_some() {
-            return;
-        }
-        let rows = self.rows();
-        let row = rows.get(place.min(rows.len().saturating_sub(1)));
-        self.chosen = row.map(|row| row.key);
+        self.place = moved(self.place, self.lines.len());
+        self.chosen = self.lines.get(self.place).copied();
     }
 }
 
@@ -357,7 +393,7 @@ pub(super) mod tests {
     }
 
     fn names(model: &Model) -> Vec<String> {
-        model.rows().into_iter().map(|row| row.name).collect()
+        model.rows(0).map(|row| row.name.into_owned()).collect()
     }
 
     fn press(model: &mut Model, keys: &str) {
@@ -367,7 +403,8 @@ pub(super) mod tests {
     }
 
     fn three() -> Model {
-        Model::new(window(&[("calm", 1.0), ("waits", 50.0), ("busy", 20.0)]))
+        let view = window(&[("calm", 1.0), ("waits", 50.0), ("busy", 20.0)]);
+        Model::new(view, Choice::default())
     }
 
     #[test]
@@ -381,7 +418,7 @@ pub(super) mod tests {
         press(&mut model, "N");
         assert_eq!(names(&model), ["busy", "calm", "waits"]);
         press(&mut model, "<<>");
-        assert_eq!(model.order, Order::By(Column::Vcpus));
+        assert_eq!(model.choice.order, Order::By(Column::Vcpus));
     }
 
     #[test]
@@ -444,6 +481,31 @@ pub(super) mod tests {
         assert!(!model.paused);
         press(&mut model, "f ");
         assert!(model.paused);
+    }
+
+    #[test]
+    fn arrows_scroll_sideways_as_far_as_there_are_columns() {
+        let mut model = three();
+        model.press(KeyCode::Left);
+        model.press(KeyCode::Right);
+        assert_eq!(model.left, 0, "all fit, or it was not drawn yet");
+        model.right = 2;
+        model.press(KeyCode::Right);
+        assert_eq!(model.left, 1);
+        model.press(KeyCode::Left);
+        assert_eq!(model.left, 0);
+        // Sorting brings its column onto the screen.
+        model.right = Column::ALL.len() - 2;
+        press(&mut model, ">");
+        assert_eq!(
+            (model.choice.order, model.left),
+            (Order::By(Column::Limited), 2)
+        );
+        press(&mut model, "<<<");
+        assert_eq!(
+            (model.choice.order, model.left),
+            (Order::By(Column::Vcpus), 0)
+        );
     }
 
     #[test]

@@ -229,7 +229,7 @@ impl<'a> Answer<'a> {
 mod tests {
     use super::facts::fixture::facts;
     use super::*;
-    use crate::observer::recording::Recorder;
+    use crate::observer::recording::{Kept, Recorder};
     use crate::observer::view::HostView;
 
     #[test]
@@ -247,7 +247,7 @@ mod tests {
     fn the_span_of_a_recording_is_what_its_times_say() {
         let folder = tempfile::tempdir().expect("a folder can be made");
         let path = folder.path().join("r");
-        let mut recorder = Recorder::create(&path).expect("it is new");
+        let mut recorder = Recorder::create(&path, Kept::default()).expect("it is new");
         for second in 1..=10 {
             let view = HostView {
                 window_ms: 1000,
