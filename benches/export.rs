@@ -3,9 +3,9 @@
 //! clients that are slow, silent or hostile. `make bench CASE=export`.
 
 use anyhow::{Context, Result, ensure};
-use cohort::limits::raise_open_files;
-use cohort::recording::Recorder;
-use cohort::view::{HostView, TakerView, VcpuView, VmView};
+use cohort::observer::recording::Recorder;
+use cohort::observer::view::{HostView, TakerView, VcpuView, VmView};
+use cohort::process::limits::raise_open_files;
 use std::fs;
 use std::io::{Read, Write};
 use std::net::TcpStream;

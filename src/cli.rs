@@ -1,20 +1,20 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! The command line: which subcommands there are, and what their help says.
 
-use crate::compare::{CompareOptions, compare};
-use crate::doctor::{DoctorOptions, doctor};
-use crate::exit::{Exit, exit_code_help};
-use crate::export::{ExportOptions, export};
+use crate::commands::compare::{CompareOptions, compare};
+use crate::commands::doctor::{DoctorOptions, doctor};
+use crate::commands::export::{ExportOptions, export};
+use crate::commands::ready::{ReadyOptions, ready};
+use crate::commands::run::run;
+use crate::commands::set::{SetOptions, set};
+use crate::commands::stats::{StatsOptions, stats};
+use crate::commands::top::{TopOptions, top};
+use crate::commands::watch::{WatchOptions, watch};
+use crate::commands::why::{WhyOptions, why};
 use crate::host::paths::Host;
-use crate::logging;
-use crate::ready::{ReadyOptions, ready};
-use crate::run::run;
-use crate::set::{SetOptions, set};
-use crate::settings::RunOptions;
-use crate::stats::{StatsOptions, stats};
-use crate::top::{TopOptions, top};
-use crate::watch::{WatchOptions, watch};
-use crate::why::{WhyOptions, why};
+use crate::process::exit::{Exit, exit_code_help};
+use crate::process::logging;
+use crate::scheduler::settings::RunOptions;
 use clap::{CommandFactory, Parser, Subcommand};
 
 /// Schedules the virtual CPUs of KVM hosts that run more vCPUs than they have CPUs

@@ -2,47 +2,21 @@
 //! Cohort, a sched_ext scheduler for oversubscribed KVM hosts: all of the
 //! program but its `main`. What runs in the kernel is in `bpf/`.
 //!
-//! A subcommand is a module ([`run`], [`stats`], [`set`], [`watch`], [`top`],
-//! [`why`], [`ready`], [`compare`], [`doctor`], [`export`]); [`host`] learns about the host,
-//! [`scheduler`] holds the loaded BPF part, [`sight`] says what that sees of KVM, [`metrics`] turns its counters into
-//! what people see, and [`entitlement`] says what a VM should have got.
+//! - [`cli`] is the command line, and [`commands`] has a module per subcommand.
+//! - [`scheduler`] loads the scheduler and reads what it counts.
+//! - [`observer`] loads the observer, and tells from its counters what vCPUs do.
+//! - [`bpf`] is what both have of `bpf/`.
+//! - [`host`] learns about the host.
+//! - [`text`] is how numbers are written and read.
+//! - [`process`] is what every program needs: exit codes, log lines, signals.
+//!
+//! The library is for the program, and for the lab and the tests of this repository. What they do not need is not public.
 
 pub mod bpf;
 pub mod cli;
-pub mod columns;
-pub mod compare;
-pub mod doctor;
-pub mod duration;
-pub mod entitlement;
-pub mod exceptions;
-pub mod exit;
-pub mod export;
-pub mod features;
-pub mod finding;
-pub mod halt;
+pub mod commands;
 pub mod host;
-pub mod limits;
-pub mod logging;
-pub mod mechanism;
-pub mod metrics;
-pub mod observation;
 pub mod observer;
-pub mod printer;
-pub mod ready;
-pub mod recording;
-pub mod run;
+pub mod process;
 pub mod scheduler;
-pub mod set;
-pub mod settings;
-pub mod sight;
-pub mod signals;
-pub mod span;
-pub mod stats;
-pub mod stats_server;
-pub mod systemd;
-pub mod table;
-pub mod top;
-pub mod view;
-pub mod wait;
-pub mod watch;
-pub mod why;
+pub mod text;

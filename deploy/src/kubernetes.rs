@@ -63,9 +63,10 @@ fn settings_in_the_manifest_are_settings() {
     let file = tempfile::NamedTempFile::new().expect("a temporary file can be made");
     std::fs::write(file.path(), text.expect("it is there")).expect("it can be written");
     let words = ["--config", file.path().to_str().expect("it is text")];
-    let options = cohort::settings::RunOptions::from_words(words).expect("they are options");
+    let options =
+        cohort::scheduler::settings::RunOptions::from_words(words).expect("they are options");
     let host = cohort::host::paths::Host::live();
-    cohort::settings::Settings::resolve(&options, &host).expect("they are sound");
+    cohort::scheduler::settings::Settings::resolve(&options, &host).expect("they are sound");
 }
 
 /// What security scanners ask, too.

@@ -70,7 +70,7 @@ fn make(folder: &Path) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cohort::exit::Exit;
+    use cohort::process::exit::Exit;
 
     #[test]
     fn each_subcommand_has_a_page_with_its_options_and_exit_codes() {

@@ -9,8 +9,8 @@ use std::path::Path;
 
 use anyhow::{Context, Result, ensure};
 use clap::ValueEnum;
-use cohort::compare::progress::Progress;
-use cohort::mechanism::{Mechanism, Switch};
+use cohort::commands::compare::progress::Progress;
+use cohort::scheduler::mechanism::{Mechanism, Switch};
 use serde::{Deserialize, Serialize};
 
 use crate::guest::COUNTER_SLOTS;

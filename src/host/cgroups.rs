@@ -2,8 +2,8 @@
 //! The cgroups (version 2) among which a host's CPU time is divided: weight, cap and CPU time of each that competes with
 //! VMs; and what a cgroup is called.
 
-use crate::entitlement::WEIGHT_DEFAULT;
 use crate::host::paths::Host;
+use crate::observer::entitlement::WEIGHT_DEFAULT;
 use std::collections::{BTreeSet, HashMap};
 use std::fs;
 use std::iter;

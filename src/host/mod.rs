@@ -1,19 +1,19 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! What Cohort learns about the host it runs on. Not for anything that changes the host.
 
-pub mod affinity;
+pub(crate) mod affinity;
 pub mod btf;
 pub mod cgroups;
-pub mod cookies;
-pub mod idle_states;
-pub mod instance;
-pub mod kernel_log;
-pub mod kvm;
-pub mod mperf;
+pub(crate) mod cookies;
+pub(crate) mod idle_states;
+pub(crate) mod instance;
+pub(crate) mod kernel_log;
+pub(crate) mod kvm;
+pub(crate) mod mperf;
 pub mod paths;
-pub mod preflight;
-pub mod pressure;
-pub mod private;
+pub(crate) mod preflight;
+pub(crate) mod pressure;
+pub(crate) mod private;
 pub mod threads;
 pub mod topology;
-pub mod vm_identity;
+pub(crate) mod vm_identity;

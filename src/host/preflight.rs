@@ -5,10 +5,10 @@
 //! before those he can (privileges, another scheduler). Whether another
 //! instance runs is found out by `instance.rs`, which must keep its file anyway.
 
-use crate::exit::{Exit, Failure};
 use crate::host::btf;
 use crate::host::cookies::{CookieHolder, find_cookie, kernel_cookie};
 use crate::host::paths::Host;
+use crate::process::exit::{Exit, Failure};
 use std::fs;
 use std::io;
 use std::path::Path;

@@ -5,8 +5,8 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use cohort::metrics::percent;
-use cohort::view::{HostView, VcpuView, quantile_us};
+use cohort::observer::view::{HostView, VcpuView, quantile_us};
+use cohort::scheduler::metrics::percent;
 use cohort_lab::inside::booted::{GuestSpec, Topology, Workload, start_all};
 use cohort_micro::Spec;
 

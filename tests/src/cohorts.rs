@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use cohort::bpf::intf;
-use cohort::metrics::{VmStats, percent};
-use cohort::settings::READY_WAIT_DEFAULT;
-use cohort::wait::wait_for;
+use cohort::process::wait::wait_for;
+use cohort::scheduler::metrics::{VmStats, percent};
+use cohort::scheduler::settings::READY_WAIT_DEFAULT;
 use cohort_micro::Spec;
 use tempfile::NamedTempFile;
 

@@ -6,9 +6,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use cohort::compare::scheduler;
-use cohort::exit::Exit;
-use cohort::wait::wait_for;
+use cohort::commands::compare::scheduler;
+use cohort::process::exit::Exit;
+use cohort::process::wait::wait_for;
 use cohort_lab::inside::cgroup::Cgroup;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

@@ -11,8 +11,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use cohort::exit::Exit;
-use cohort::wait::wait_for;
+use cohort::process::exit::Exit;
+use cohort::process::wait::wait_for;
 use cohort_lab::inside::process::start;
 use cohort_micro::Spec;
 use nix::sys::signal::{Signal, kill};

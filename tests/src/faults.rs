@@ -11,10 +11,10 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use cohort::compare::scheduler;
-use cohort::exit::Exit;
-use cohort::metrics::HostStats;
-use cohort::wait::wait_for;
+use cohort::commands::compare::scheduler;
+use cohort::process::exit::Exit;
+use cohort::process::wait::wait_for;
+use cohort::scheduler::metrics::HostStats;
 use cohort_lab::inside::booted::{BootedGuest, GuestSpec, Workload, start_all};
 use cohort_lab::inside::process::start;
 use cohort_micro::{Spec, StillVm};

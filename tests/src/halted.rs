@@ -8,7 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use cohort::view::{HaltedBy, HostView, VcpuView};
+use cohort::observer::view::{HaltedBy, HostView, VcpuView};
 use cohort_lab::inside::hooks::{COUNTING, costs_within, print};
 use cohort_micro::Spec;
 

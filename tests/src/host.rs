@@ -14,12 +14,12 @@ use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail, ensure};
-use cohort::compare::notify::Notifications;
-use cohort::compare::scheduler::{self, RunningScheduler, Scheduler};
-use cohort::exit::Exit;
-use cohort::metrics::{HostStats, MechanismStats, VmStats};
-use cohort::view::{HostView, VcpuView, VmView};
-use cohort::wait::wait_for;
+use cohort::commands::compare::notify::Notifications;
+use cohort::commands::compare::scheduler::{self, RunningScheduler, Scheduler};
+use cohort::observer::view::{HostView, VcpuView, VmView};
+use cohort::process::exit::Exit;
+use cohort::process::wait::wait_for;
+use cohort::scheduler::metrics::{HostStats, MechanismStats, VmStats};
 use cohort_lab::inside::cgroup::{Cgroup, while_all_frozen};
 use cohort_lab::inside::hostwork::Program;
 use cohort_lab::inside::info::LabInfo;

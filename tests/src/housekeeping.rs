@@ -6,7 +6,7 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Result, bail, ensure};
-use cohort::wait::wait_for;
+use cohort::process::wait::wait_for;
 use cohort_lab::inside::hooks::{COUNTING, costs_within, print};
 use cohort_micro::Spec;
 

@@ -10,7 +10,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use cohort::host::cgroups;
 use cohort::host::paths::Host;
-use cohort::wait::wait_for;
+use cohort::process::wait::wait_for;
 use cohort_lab::inside::booted::{INITRD, KERNEL, Workload};
 use cohort_lab::inside::cgroup::usage_us;
 use cohort_lab::inside::process::start;

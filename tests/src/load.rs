@@ -9,10 +9,10 @@ use std::thread::sleep;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use cohort::compare::scheduler;
-use cohort::exit::Exit;
-use cohort::features::Features;
-use cohort::wait::wait_for;
+use cohort::commands::compare::scheduler;
+use cohort::process::exit::Exit;
+use cohort::process::wait::wait_for;
+use cohort::scheduler::features::Features;
 use cohort_lab::inside::cgroup::CpuMax;
 use cohort_lab::inside::hooks::Programs;
 use serde_json::Value;

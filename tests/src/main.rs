@@ -23,7 +23,7 @@ mod why;
 mod yields;
 
 use clap::{Parser, ValueEnum};
-use cohort::compare::scheduler;
+use cohort::commands::compare::scheduler;
 use cohort_lab::inside::random::Random;
 use libtest_mimic::{Arguments, Failed, Trial};
 use std::process::exit;

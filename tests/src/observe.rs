@@ -11,8 +11,8 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use cohort::exit::Exit;
-use cohort::wait::wait_for;
+use cohort::process::exit::Exit;
+use cohort::process::wait::wait_for;
 use cohort_lab::inside::cgroup::CpuMax;
 use cohort_lab::inside::hooks::{COUNTING, Programs, costs_within, print};
 use cohort_micro::Spec;

@@ -13,10 +13,10 @@ use std::thread::{sleep, spawn};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use cohort::compare::notify::Notifications;
-use cohort::compare::scheduler;
-use cohort::exit::Exit;
-use cohort::wait::wait_for;
+use cohort::commands::compare::notify::Notifications;
+use cohort::commands::compare::scheduler;
+use cohort::process::exit::Exit;
+use cohort::process::wait::wait_for;
 use cohort_lab::inside::process::start;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;

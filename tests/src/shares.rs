@@ -8,7 +8,7 @@ use std::time::Duration;
 use anyhow::{Context, Result, ensure};
 use cohort::host::paths::Host;
 use cohort::host::topology::Domains;
-use cohort::view::quantile_us;
+use cohort::observer::view::quantile_us;
 use cohort_lab::inside::cgroup::{Cgroup, CpuMax};
 use cohort_micro::Spec;
 

@@ -12,10 +12,10 @@ use std::thread::{sleep, spawn};
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use cohort::compare::notify::Notifications;
-use cohort::exit::Exit;
+use cohort::commands::compare::notify::Notifications;
 use cohort::host::threads::{self, Role, Thread};
-use cohort::wait::wait_for;
+use cohort::process::exit::Exit;
+use cohort::process::wait::wait_for;
 use cohort_lab::inside::booted::{BootedGuest, GuestSpec, Workload};
 use cohort_lab::inside::cgroup::{Cgroup, CpuMax};
 use cohort_lab::inside::info::cpu_list;

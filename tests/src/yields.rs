@@ -7,7 +7,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use cohort::metrics::VmStats;
+use cohort::scheduler::metrics::VmStats;
 use cohort_micro::Spec;
 
 use crate::Test;

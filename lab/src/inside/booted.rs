@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow, bail, ensure};
-use cohort::wait::wait_for;
+use cohort::process::wait::wait_for;
 use cohort_micro::Histogram;
 use memmap2::{MmapOptions, MmapRaw};
 use serde::{Deserialize, Serialize};

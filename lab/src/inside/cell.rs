@@ -10,11 +10,11 @@ use std::process::Command;
 use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
-use cohort::compare::progress::{Progress, VmRate};
-use cohort::compare::scheduler::{RunningScheduler, Scheduler};
-use cohort::entitlement::{Group, entitlements_ns};
-use cohort::mechanism::Switch;
-use cohort::metrics::MechanismStats;
+use cohort::commands::compare::progress::{Progress, VmRate};
+use cohort::commands::compare::scheduler::{RunningScheduler, Scheduler};
+use cohort::observer::entitlement::{Group, entitlements_ns};
+use cohort::scheduler::mechanism::Switch;
+use cohort::scheduler::metrics::MechanismStats;
 use cohort_micro::calibrate;
 
 use super::booted::{GuestSpec, Workload as BootedWorkload, start_all};

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use anyhow::{Context, Result, anyhow};
-use cohort::wait::wait_for;
+use cohort::process::wait::wait_for;
 
 use super::info::cpu_list;
 

@@ -7,8 +7,8 @@ use std::time::Duration;
 
 use anyhow::{Context, Result};
 use clap::Args;
-use cohort::compare::scheduler::Scheduler;
-use cohort::table;
+use cohort::commands::compare::scheduler::Scheduler;
+use cohort::text::table;
 
 use super::cell::Bench;
 use super::drawing::{self, COLUMNS};
@@ -132,7 +132,7 @@ fn figures(runs: &[Run]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use cohort::compare::progress::{Progress, VmRate};
+    use cohort::commands::compare::progress::{Progress, VmRate};
 
     #[test]
     fn what_is_shown_can_be_run() {

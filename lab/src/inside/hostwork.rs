@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail, ensure};
-use cohort::wait::wait_for;
+use cohort::process::wait::wait_for;
 use cohort_micro::Histogram;
 use tempfile::TempDir;
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! Windows: what members of an experiment do in a span of lab time, side by side or alone. Not for starting them, nor for
-//! exchanging schedulers, nor for what the numbers mean (`cohort::compare::progress`).
+//! exchanging schedulers, nor for what the numbers mean (`cohort::commands::compare::progress`).
 use std::sync::Barrier;
 use std::sync::atomic::AtomicBool;
 use std::sync::atomic::Ordering::{Acquire, Release};

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use cohort::compare::statistics::median;
+use cohort::commands::compare::statistics::median;
 
 use super::bench::{Kept, MATRIX, RESULTS};
 use super::tool::io_sentence;
@@ -294,7 +294,7 @@ fn line(text: &mut String, line: &str) {
 
 #[cfg(test)]
 mod tests {
-    use cohort::compare::progress::{Progress, VmRate};
+    use cohort::commands::compare::progress::{Progress, VmRate};
 
     use super::*;
     use crate::cell::{Alone, Workload, example};

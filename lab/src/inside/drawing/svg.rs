@@ -2,7 +2,7 @@
 //! Timelines drawn as one self-contained SVG picture, one above the other. Not for terminals (`text`).
 use std::fmt::{Display, Write as _};
 
-use cohort::compare::html::escaped;
+use cohort::commands::compare::html::escaped;
 
 use super::palette::{SIDE_BY_SIDE, legend, side_by_side, ticks_ms};
 use super::timeline::{Timeline, Who};

@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Which hosts gain from Cohort: told from recordings of them, best of a day.
+
+use crate::commands::finding::{Finding, Severity};
+use crate::commands::why::words::duration;
+use crate::observer::recording::Reader;
+use crate::observer::span::Span;
+use crate::process::exit::Failure;
+use std::path::{Path, PathBuf};
+
+const CHECK: &str = "gain";
+/// Of the time in which vCPUs wanted a CPU they waited: guests notice it from here on, percent.
+const WAITS_PCT: f64 = 5.0;
+/// Exits per second of a vCPU's running because it spins, from which on vCPUs count as waiting for each other.
+const SPINS_PER_S: f64 = 100.0;
+/// The same of KVM's search for whom to run instead, percent of the running time.
+const SEARCH_PCT: f64 = 1.0;
+/// The same of IPIs: a vCPU waited for so long on average until its receiver ran, us.
+const IPI_US: f64 = 1000.0;
+
+/// A finding for each recording, those that gain most first.
+///
+/// # Errors
+/// As the recordings have them.
+pub fn findings(recordings: &[PathBuf]) -> Result<Vec<Finding>, Failure> {
+    let mut days: Vec<(&Path, Day)> = Vec::new();
+    for path in recordings {
+        days.push((path, Day::read(path)?));
+    }
+    days.sort_by(|(_, a), (_, b)| b.waits_pct().total_cmp(&a.waits_pct()));
+    let mut findings: Vec<Finding> = days.iter().map(|(path, day)| day.finding(path)).collect();
+    findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
+    Ok(findings)
+}
+
+/// What vCPUs of a host did, all of them together.
+#[derive(Default)]
+struct Day {
+    span: Span,
+    /// vCPU time, ms: running, and waiting for a CPU.
+    ran_ms: f64,
+    waited_ms: f64,
+    searched_ms: f64,
+    spin_exits: u64,
+    ipi_waits: u64,
+    ipi_waits_us: u64,
+    /// Time in which some VM waited noticeably, ms.
+    crowded_ms: u64,
+}
+
+impl Day {
+    fn read(path: &Path) -> Result<Self, Failure> {
+        let mut reader = Reader::open(path)?;
+        let mut day = Self::default();
+        while let Some(view) = reader.window()? {
+            let mut crowded = false;
+            for vm in view.vms.values() {
+                let all = &vm.all;
+                let vcpu_ms = f64::from(all.vcpus) * view.window_ms as f64 / 100.0;
+                day.ran_ms += all.on_cpu_pct * vcpu_ms;
+                day.waited_ms += all.ready_pct * vcpu_ms;
+                day.searched_ms += all.spin_pct * vcpu_ms;
+                day.spin_exits += all.spin_exits;
+                day.ipi_waits += all.ipi_to_run.iter().sum::<u64>();
+                day.ipi_waits_us += all.ipi_to_run_us;
+                crowded |= all.ready_pct >= WAITS_PCT;
+            }
+            if crowded {
+                day.crowded_ms += view.window_ms;
+            }
+            // VMs of a day come and go; what they did is added up above.
+            day.span.add_host(&view);
+        }
+        Ok(day)
+    }
+
+    fn waits_pct(&self) -> f64 {
+        100.0 * self.waited_ms / (self.ran_ms + self.waited_ms).max(1.0)
+    }
+
+    /// How vCPUs wait for each other, in words, if they do.
+    fn wait_for_each_other(&self) -> Vec<String> {
+        let spins = self.spin_exits as f64 / (self.ran_ms / 1000.0).max(1.0);
+        let search_pct = 100.0 * self.searched_ms / self.ran_ms.max(1.0);
+        let ipi_us = self.ipi_waits_us as f64 / self.ipi_waits.max(1) as f64;
+        let mut ways = Vec::new();
+        if spins >= SPINS_PER_S {
+            ways.push(format!(
+                "they spun ({spins:.0} exits per second of running)"
+            ));
+        }
+        if search_pct >= SEARCH_PCT {
+            ways.push(format!(
+                "KVM looked {search_pct:.1} % of their time whom to run instead"
+            ));
+        }
+        if ipi_us >= IPI_US {
+            let mean = duration(ipi_us as u64);
+            ways.push(format!(
+                "{} IPIs waited {mean} on average for their receiver",
+                self.ipi_waits
+            ));
+        }
+        ways
+    }
+
+    fn finding(&self, path: &Path) -> Finding {
+        let span = &self.span;
+        let seen = format!(
+            "{}: {}, {:.1} vCPUs per CPU, {:.1} of {} CPUs wanted, scheduler {}; vCPUs waited {:.1} % of the time in which they \
+             wanted a CPU, and some VM noticeably in {:.0} % of the windows",
+            path.display(),
+            duration(span.ms * 1000),
+            span.overcommitment,
+            span.wanted_cpus,
+            span.cpus,
+            span.scheduler(),
+            self.waits_pct(),
+            100.0 * self.crowded_ms as f64 / span.ms.max(1) as f64
+        );
+        if self.waits_pct() < WAITS_PCT && self.crowded_ms == 0 {
+            return Finding::fine(
+                CHECK,
+                format!("{seen}: nothing to gain, vCPUs had CPUs when they wanted them"),
+            );
+        }
+        let ways = self.wait_for_each_other();
+        if ways.is_empty() {
+            let hidden = match span.has("spin_exits") {
+                true => "",
+                false => " (spin exits are not seen there)",
+            };
+            return Finding::new(
+                CHECK,
+                Severity::Note,
+                format!("{seen}: little to gain"),
+                format!(
+                    "its vCPUs wait for CPUs, but were not seen to wait for each other{hidden}: Cohort divides the CPU time by VM, and makes none"
+                ),
+                "cohort compare, on that host, tells for sure; fewer vCPUs help more",
+            );
+        }
+        Finding::new(
+            CHECK,
+            Severity::Warning,
+            format!("{seen}: it gains"),
+            format!(
+                "its vCPUs wait for CPUs and for each other: {}",
+                ways.join(", ")
+            ),
+            "cohort compare, on that host, tells how much",
+        )
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observer::recording::Recorder;
+    use crate::observer::view::{HostView, VcpuView, VmView};
+
+    fn recording(folder: &Path, name: &str, ready_pct: f64, spin_exits: u64) -> PathBuf {
+        let path = folder.join(name);
+        let all = VcpuView {
+            vcpus: 2,
+            on_cpu_pct: 50.0,
+            ready_pct,
+            spin_exits,
+            ..VcpuView::default()
+        };
+        let vm = VmView {
+            all,
+            ..VmView::default()
+        };
+        let view = HostView {
+            window_ms: 1000,
+            cpus: 2,
+            scheduler: String::from("stock"),
+            vms: [(7, vm)].into(),
+            ..HostView::default()
+        };
+        let mut recorder = Recorder::create(&path).expect("it is new");
+        recorder.add(&view).expect("there is room");
+        recorder.add(&view).expect("there is room");
+        path
+    }
+
+    #[test]
+    fn the_host_whose_vcpus_wait_for_each_other_comes_first() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let host = |name, ready_pct, spins| recording(folder.path(), name, ready_pct, spins);
+        let files = [
+            host("idle", 0.1, 0),
+            host("full", 40.0, 3),
+            host("spins", 30.0, 4000),
+        ];
+        let found = findings(&files).expect("they are whole");
+        let told: Vec<(Severity, bool)> = ["spins", "full", "idle"]
+            .iter()
+            .zip(&found)
+            .map(|(name, finding)| (finding.severity, finding.seen.contains(name)))
+            .collect();
+        let expected = [Severity::Warning, Severity::Note, Severity::Fine].map(|it| (it, true));
+        assert_eq!(told, expected, "{found:?}");
+        // Of 50 % running and 30 % waiting.
+        assert!(found[0].seen.contains("waited 37.5 %"), "{found:?}");
+        assert!(found[0].why.contains("4000 exits per second"), "{found:?}");
+    }
+}

@@ -1,0 +1,226 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! How KVM is set up, and what of it can be seen.
+
+use crate::bpf::sight::Seen;
+use crate::commands::finding::{Finding, Severity};
+use crate::host::kvm::{KvmWatch, hardware_ends_interrupts};
+use crate::host::paths::Host;
+use std::fs;
+
+pub fn findings(host: &Host) -> Vec<Finding> {
+    if !host.sys.join("module/kvm").exists() {
+        return vec![Finding::new(
+            "kvm",
+            Severity::Note,
+            "KVM is not loaded",
+            "there are no VMs; Cohort sees KVM when it comes",
+            "modprobe kvm_intel, or kvm_amd",
+        )];
+    }
+    let mut findings = vec![nested(host), polling(host)];
+    findings.extend(pause_exits(host));
+    findings.push(sight(host));
+    findings
+}
+
+fn parameter(host: &Host, module: &str, name: &str) -> Option<String> {
+    let path = host.sys.join(format!("module/{module}/parameters/{name}"));
+    Some(fs::read_to_string(path).ok()?.trim().to_owned())
+}
+
+fn nested(host: &Host) -> Finding {
+    let cpuinfo = fs::read_to_string(host.proc.join("cpuinfo")).unwrap_or_default();
+    let flags = cpuinfo.lines().find(|line| line.starts_with("flags"));
+    let is_vm =
+        flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"));
+    match is_vm {
+        false => Finding::fine("nested", "this host is no VM itself"),
+        true => Finding::new(
+            "nested",
+            Severity::Note,
+            "this host is a VM itself",
+            "its CPUs may be taken away without its knowing, and exits of its VMs are expensive",
+            "",
+        ),
+    }
+}
+
+fn polling(host: &Host) -> Finding {
+    match parameter(host, "kvm", "halt_poll_ns").as_deref() {
+        None | Some("0") => {
+            Finding::fine("halt-polling", "KVM does not poll for work after a halt")
+        }
+        Some(ns) => Finding::new(
+            "halt-polling",
+            Severity::Warning,
+            format!("KVM polls for up to {ns} ns after a halt"),
+            "it stops for work that waits on its own CPU only; under Cohort work waits in queues that CPUs share, so VMs that \
+             halt burn CPU time that others want",
+            "echo 0 > /sys/module/kvm/parameters/halt_poll_ns",
+        ),
+    }
+}
+
+/// Exits because of PAUSE in a loop, without which nobody learns that a vCPU spins.
+fn pause_exits(host: &Host) -> Option<Finding> {
+    let is = |module: &str, name: &str, value: &str| {
+        parameter(host, module, name).is_some_and(|is| is == value)
+    };
+    let off = |seen: &str, mend: &str| {
+        Finding::new(
+            "spin-exits",
+            Severity::Warning,
+            format!("{seen}: vCPUs that spin do not leave the guest"),
+            "directed yields are how a waiting vCPU gives way; without these exits there are none",
+            mend,
+        )
+    };
+    if is("kvm_intel", "ple_gap", "0") || is("kvm_intel", "ple_window", "0") {
+        return Some(off(
+            "ple_gap or ple_window of kvm_intel is 0",
+            "modprobe -r kvm_intel && modprobe kvm_intel ple_gap=128 ple_window=4096 (no VM may run)",
+        ));
+    }
+    if is("kvm_amd", "pause_filter_count", "0") {
+        return Some(off(
+            "pause_filter_count of kvm_amd is 0",
+            "modprobe -r kvm_amd && modprobe kvm_amd pause_filter_count=3000 (no VM may run)",
+        ));
+    }
+    let known = ["kvm_intel", "kvm_amd"]
+        .into_iter()
+        .find(|module| host.sys.join("module").join(module).exists())?;
+    Some(Finding::fine(
+        "spin-exits",
+        format!("{known} stops vCPUs that spin"),
+    ))
+}
+
+fn sight(host: &Host) -> Finding {
+    let hardware = hardware_ends_interrupts(&host.sys);
+    let mend = match hardware {
+        Some("AVIC") => "modprobe kvm_amd avic=0, if you want to see all of them (no VM may run)",
+        Some(_) => {
+            "modprobe kvm_intel enable_apicv=0, if you want to see all of them (no VM may run)"
+        }
+        None => "",
+    };
+    let kvm = match KvmWatch::new(&host.proc, &host.sys).moved() {
+        Ok(Some(Some(kvm))) => kvm,
+        Ok(_) => return Finding::fine("sight", "KVM is being loaded"),
+        Err(error) => {
+            return Finding::new(
+                "sight",
+                Severity::Refused,
+                format!("{error:#}"),
+                "vCPUs cannot be told from other threads",
+                "be root, and let kernel.kptr_restrict be 0 or 1",
+            );
+        }
+    };
+    let blind_spots = Seen::of(&kvm, hardware, &[]).blind_spots;
+    match blind_spots.is_empty() {
+        true => Finding::fine("sight", "IPIs and spin exits are seen"),
+        false => Finding::new(
+            "sight",
+            Severity::Note,
+            blind_spots.join("; "),
+            "Cohort acts on what it sees",
+            mend,
+        ),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::{found, severity};
+    use super::*;
+    use crate::host::kvm::HOOKABLE;
+    use crate::host::paths::fixture::Fixture;
+
+    fn with_symbols(fixture: Fixture, functions: &[&str]) -> Fixture {
+        let mut symbols = String::from("ffffffffc0001000 d kvm_preempt_ops\t[kvm]\n");
+        for function in functions {
+            symbols += &format!("ffffffffc0002000 t {function}\t[kvm]\n");
+        }
+        fixture.with("proc/kallsyms", symbols)
+    }
+
+    fn good() -> Fixture {
+        let fixture = Fixture::new()
+            .with("sys/module/kvm/parameters/halt_poll_ns", "0\n")
+            .with("sys/module/kvm_intel/parameters/ple_gap", "128\n")
+            .with("sys/module/kvm_intel/parameters/ple_window", "4096\n")
+            .with("proc/cpuinfo", "processor : 0\nflags : fpu vmx\n");
+        with_symbols(fixture, &HOOKABLE)
+    }
+
+    #[test]
+    fn a_good_host_is_fine() {
+        let findings = findings(&good().host());
+        let all_fine = findings
+            .iter()
+            .all(|finding| finding.severity == Severity::Fine);
+        assert!(all_fine && findings.len() == 4, "{findings:?}");
+    }
+
+    #[test]
+    fn each_fault_is_found() {
+        for (path, content, check, expected) in [
+            (
+                "sys/module/kvm/parameters/halt_poll_ns",
+                "200000\n",
+                "halt-polling",
+                Severity::Warning,
+            ),
+            (
+                "sys/module/kvm_intel/parameters/ple_window",
+                "0\n",
+                "spin-exits",
+                Severity::Warning,
+            ),
+            (
+                "sys/module/kvm_amd/parameters/pause_filter_count",
+                "0\n",
+                "spin-exits",
+                Severity::Warning,
+            ),
+            (
+                "sys/module/kvm_intel/parameters/enable_apicv",
+                "Y\n",
+                "sight",
+                Severity::Note,
+            ),
+            (
+                "proc/cpuinfo",
+                "flags : fpu hypervisor\n",
+                "nested",
+                Severity::Note,
+            ),
+            (
+                "proc/kallsyms",
+                "ffffffffc0001000 d kvm_preempt_ops\t[kvm]\n",
+                "sight",
+                Severity::Note,
+            ),
+            (
+                "proc/kallsyms",
+                "0000000000000000 d kvm_preempt_ops\n",
+                "sight",
+                Severity::Refused,
+            ),
+        ] {
+            let fixture = good().with(path, content);
+            let finding = found(&findings(&fixture.host()), check);
+            assert_eq!(finding.severity, expected, "{path}: {finding:?}");
+        }
+    }
+
+    #[test]
+    fn a_host_without_kvm_is_told_so() {
+        assert_eq!(
+            severity(&findings(&Fixture::new().host()), "kvm"),
+            Severity::Note
+        );
+    }
+}

@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! `cohort export`: what the vCPUs of this host do, for Prometheus. Which metrics there are is in `families`, windows are
+//! added up in `totals`, written in `exposition`, and served in `http`.
+
+mod exposition;
+mod families;
+mod http;
+mod totals;
+
+use crate::host::paths::Host;
+use crate::observer::recording::Recording;
+use crate::observer::view::HostView;
+use crate::observer::{Observer, Windows};
+use crate::process::exit::{Exit, Failure};
+use crate::process::limits;
+use crate::process::signals::watch_signals;
+use crate::process::systemd;
+use anyhow::{Context, Result, anyhow};
+use clap::Args;
+use exposition::{Exposition, Format};
+use http::{Metrics, Page, bound_clients, serve};
+use std::mem::MaybeUninit;
+use std::net::{SocketAddr, TcpListener, ToSocketAddrs};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Scrapes that follow each other more closely are answered with the same numbers, so that nobody can make the observer
+/// busy by asking.
+const LEAST_WINDOW: Duration = Duration::from_millis(500);
+/// So often the observer is read though nobody asks: what a VM does before it ends is counted up to here.
+const TICK_PERIOD: Duration = Duration::from_secs(10);
+
+/// The options of `cohort export`.
+#[derive(Args, Clone, Debug)]
+pub struct ExportOptions {
+    /// Where to listen; on another than a local address everybody who reaches it can read the names of VMs
+    #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9745", value_parser = address)]
+    listen: SocketAddr,
+
+    /// Also export each vCPU on its own: some 60 series per vCPU
+    #[arg(long)]
+    vcpus: bool,
+
+    /// Export what `cohort watch --record` wrote, one window per scrape, instead of this host; needs no privileges
+    #[arg(long, value_name = "FILE")]
+    replay: Option<PathBuf>,
+}
+
+/// An address, or a name that has one, and a port.
+fn address(text: &str) -> Result<SocketAddr, String> {
+    let addresses = text.to_socket_addrs();
+    let first = addresses.map_err(|error| error.to_string())?.next();
+    first.ok_or_else(|| String::from("it has no address"))
+}
+
+/// Serves metrics until told to stop.
+pub fn export(options: &ExportOptions, host: &Host) -> Result<(), Failure> {
+    let told_to_leave = watch_signals()?;
+    if let Err(error) = limits::raise_open_files() {
+        tracing::warn!("few clients can be served at the same time: {error}");
+    }
+    let listener = listen(options.listen)?;
+    let windows: Source = match &options.replay {
+        Some(path) => {
+            let mut windows = Recording::read(path)?.windows.into_iter();
+            Box::new(move || Ok(windows.next()))
+        }
+        None => {
+            // It lives as long as the program: tasks of the server hold on to it.
+            let object = Box::leak(Box::new(MaybeUninit::uninit()));
+            let mut windows = Windows::begin(Observer::load(object, host)?)?;
+            Box::new(move || windows.advance().map(Some))
+        }
+    };
+    let exporter = Exporter::new(windows, options.vcpus);
+    systemd::ready(&format!("Serving http://{}/metrics", options.listen));
+    Ok(serve(listener, exporter, TICK_PERIOD, &told_to_leave)?)
+}
+
+fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
+    let listener = TcpListener::bind(address).and_then(|listener| {
+        listener.set_nonblocking(true)?;
+        bound_clients(&listener)?;
+        Ok(listener)
+    });
+    listener.map_err(|error| {
+        let sentence = anyhow!(
+            "cannot listen at {address}: {error}. If another `cohort export` runs there, one is enough; else choose \
+             another port with --listen"
+        );
+        Failure::new(Exit::CannotListen, sentence)
+    })
+}
+
+/// Returns the window that ends now; none when there are no more.
+type Source = Box<dyn FnMut() -> Result<Option<HostView>>>;
+
+/// Adds up windows, and writes what they add up to.
+struct Exporter {
+    windows: Source,
+    exposition: Exposition,
+    added_at: Option<Instant>,
+    /// What was written since a window was added: to write is most of the work of a scrape.
+    pages: Vec<(Format, Page)>,
+    pages_written: u64,
+}
+
+impl Exporter {
+    fn new(windows: Source, with_vcpus: bool) -> Self {
+        Self {
+            windows,
+            exposition: Exposition::new(with_vcpus),
+            added_at: None,
+            pages: Vec::new(),
+            pages_written: 0,
+        }
+    }
+
+    /// Adds the window that ends now, if it is long enough.
+    fn add(&mut self) -> Result<()> {
+        if self.added_at.is_some_and(|at| at.elapsed() < LEAST_WINDOW) {
+            return Ok(());
+        }
+        let window = (self.windows)()?;
+        self.added_at = Some(Instant::now());
+        if let Some(window) = window {
+            self.exposition.add(window);
+            self.pages.clear();
+        }
+        Ok(())
+    }
+}
+
+impl Metrics for Exporter {
+    fn page(&mut self, format: Format) -> Result<Page> {
+        self.add().context("what the vCPUs do cannot be read now")?;
+        if let Some((_, page)) = self.pages.iter().find(|(of, _)| *of == format) {
+            return Ok(page.clone());
+        }
+        let text = self.exposition.text(format);
+        let text = text.context("the numbers cannot be written")?;
+        self.pages_written += 1;
+        let page = Page {
+            text: text.into(),
+            number: self.pages_written,
+        };
+        self.pages.push((format, page.clone()));
+        Ok(page)
+    }
+
+    fn tick(&mut self) {
+        if let Err(error) = self.add() {
+            tracing::error!("what the vCPUs do cannot be read now: {error:#}");
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_page_is_written_once_per_window_and_format() {
+        let windows = Box::new(|| Ok(Some(HostView::default())));
+        let mut exporter = Exporter::new(windows, false);
+        let mut number = |format| exporter.page(format).expect("it can be written").number;
+        let (first, other) = (number(Format::Prometheus), number(Format::OpenMetrics));
+        assert_ne!(first, other);
+        assert_eq!(number(Format::Prometheus), first);
+        std::thread::sleep(LEAST_WINDOW);
+        assert!(number(Format::Prometheus) > other);
+    }
+}

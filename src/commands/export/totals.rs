@@ -1,0 +1,265 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! Windows added up: what each VM that there is has done since it is observed. Names and labels are in `families`.
+
+use super::families::{COUNTERS, EXPONENTS, HISTOGRAMS, Sample};
+use crate::host::vm_identity::VmIdentity;
+use crate::observer::view::{HaltedBy, HostView, VcpuView, VmView};
+use std::collections::BTreeMap;
+
+/// What vCPUs did, since they are observed.
+#[derive(Clone, Debug)]
+pub struct VcpuTotals {
+    /// By counter and sample, in the order of [`COUNTERS`].
+    counters: Vec<Vec<f64>>,
+    /// In the order of [`HISTOGRAMS`].
+    histograms: Vec<HistogramTotals>,
+    /// How its halted time was known in the last window.
+    halted_by: String,
+}
+
+/// A histogram, since its vCPUs are observed.
+#[derive(Clone, Debug, Default)]
+pub struct HistogramTotals {
+    /// Of all that was counted, s.
+    pub sum_s: f64,
+    /// By [`EXPONENTS`], not cumulative; the last one is all above.
+    pub buckets: [u64; EXPONENTS.len() + 1],
+}
+
+/// Whom a VM's CPUs were taken by, since it is observed.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TakenTotals {
+    /// How often.
+    pub times: u64,
+    /// How long the VM's vCPUs waited then, s.
+    pub ready_s: f64,
+}
+
+/// A VM, since it is observed.
+#[derive(Clone, Debug)]
+pub struct VmTotals {
+    /// As in the last window; no two VMs have the same.
+    pub name: String,
+    /// As in the last window.
+    pub identity: VmIdentity,
+    /// vCPUs in the last window.
+    pub nr_vcpus: u32,
+    /// All of them together, those that are gone as well.
+    pub all: VcpuTotals,
+    /// Each, by its number.
+    pub vcpus: BTreeMap<u32, VcpuTotals>,
+    /// By kind of taker.
+    pub taken: BTreeMap<String, TakenTotals>,
+}
+
+/// All VMs that there were in the last window, and that window.
+#[derive(Debug, Default)]
+pub struct Totals {
+    /// By process.
+    pub vms: BTreeMap<u32, VmTotals>,
+    /// The last window, without its VMs.
+    pub host: HostView,
+    /// Windows that were added.
+    pub windows: u64,
+}
+
+impl VcpuTotals {
+    fn new() -> Self {
+        let zeros = |samples: &[Sample]| vec![0.0; samples.len()];
+        Self {
+            counters: COUNTERS
+                .iter()
+                .map(|counter| zeros(counter.samples))
+                .collect(),
+            histograms: vec![HistogramTotals::default(); HISTOGRAMS.len()],
+            halted_by: String::new(),
+        }
+    }
+
+    /// Whether what is made of a field that its host has can be had of it.
+    pub fn has(&self, field: &str) -> bool {
+        HaltedBy::shows(&self.halted_by, field)
+    }
+
+    /// The samples of the counter at this place in [`COUNTERS`].
+    pub fn counter(&self, index: usize) -> &[f64] {
+        &self.counters[index]
+    }
+
+    /// The histogram at this place in [`HISTOGRAMS`].
+    pub fn histogram(&self, index: usize) -> &HistogramTotals {
+        &self.histograms[index]
+    }
+
+    fn add(&mut self, view: &VcpuView, window_s: f64) {
+        let vcpu_time_s = window_s * f64::from(view.vcpus);
+        self.halted_by.clone_from(&view.halted_by);
+        for (totals, counter) in self.counters.iter_mut().zip(&COUNTERS) {
+            for (total, sample) in totals.iter_mut().zip(counter.samples) {
+                *total += (sample.gain)(view, vcpu_time_s);
+            }
+        }
+        for (totals, histogram) in self.histograms.iter_mut().zip(&HISTOGRAMS) {
+            totals.sum_s += (histogram.sum_s)(view, vcpu_time_s);
+            for (exponent, count) in (histogram.buckets)(view).iter().enumerate() {
+                let bucket = EXPONENTS.partition_point(|&end| end < exponent);
+                totals.buckets[bucket] += count;
+            }
+        }
+    }
+}
+
+impl VmTotals {
+    fn new() -> Self {
+        Self {
+            name: String::new(),
+            identity: VmIdentity::default(),
+            nr_vcpus: 0,
+            all: VcpuTotals::new(),
+            vcpus: BTreeMap::new(),
+            taken: BTreeMap::new(),
+        }
+    }
+
+    fn add(&mut self, view: &VmView, window_s: f64) {
+        self.name.clone_from(&view.name);
+        self.identity.clone_from(&view.identity);
+        self.nr_vcpus = view.all.vcpus;
+        self.all.add(&view.all, window_s);
+        self.vcpus
+            .retain(|number, _| view.vcpus.contains_key(number));
+        for (&number, vcpu) in &view.vcpus {
+            let totals = self.vcpus.entry(number).or_insert_with(VcpuTotals::new);
+            totals.add(vcpu, window_s);
+        }
+        for taker in &view.takers {
+            let taken = self.taken.entry(taker.kind.clone()).or_default();
+            taken.times += taker.times;
+            taken.ready_s += taker.ready_us as f64 / 1e6;
+        }
+    }
+}
+
+impl Totals {
+    /// Adds a window. VMs that are not in it are gone, with all that they did.
+    pub fn add(&mut self, mut view: HostView) {
+        let window_s = view.window_ms as f64 / 1000.0;
+        self.vms.retain(|tgid, _| view.vms.contains_key(tgid));
+        for (&tgid, vm) in &view.vms {
+            let totals = self.vms.entry(tgid).or_insert_with(VmTotals::new);
+            totals.add(vm, window_s);
+        }
+        view.vms.clear();
+        self.host = view;
+        self.windows += 1;
+    }
+}
+
+#[cfg(test)]
+pub mod fixture {
+    use super::*;
+    use crate::observer::view::TakerView;
+
+    /// Two seconds of a VM of two vCPUs of which each ran half of the time.
+    pub fn window() -> HostView {
+        let vcpu = VcpuView {
+            vcpus: 1,
+            run_pct: 50.0,
+            ready_pct: 25.0,
+            stacked_pct: 40.0,
+            yields_offered: 10,
+            yields_served: 6,
+            yields_not_ready: 3,
+            migrations: 5,
+            migrations_far: 2,
+            ready_us: vec![0, 1, 0, 0, 2, 4, 0, 8],
+            ..VcpuView::default()
+        };
+        let all = VcpuView {
+            vcpus: 2,
+            yields_offered: 20,
+            yields_served: 12,
+            yields_not_ready: 6,
+            ..vcpu.clone()
+        };
+        let vm = VmView {
+            name: String::from("db \"1\""),
+            all,
+            vcpus: BTreeMap::from([(0, vcpu.clone()), (1, vcpu)]),
+            takers: vec![TakerView {
+                kind: String::from("vm"),
+                times: 3,
+                ready_us: 1_500_000,
+                ..TakerView::default()
+            }],
+            ..VmView::default()
+        };
+        HostView {
+            window_ms: 2000,
+            cpus: 4,
+            scheduler: String::from("stock"),
+            blind_spots: vec![String::from("spin exits are not seen: as asked for")],
+            unseen: vec![String::from("spin_exits"), String::from("spin_pct")],
+            vms: BTreeMap::from([(7, vm)]),
+            ..HostView::default()
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::fixture::window;
+    use super::*;
+
+    fn sample(totals: &VcpuTotals, name: &str, label_value: &str) -> f64 {
+        let index = COUNTERS
+            .iter()
+            .position(|counter| counter.name == name)
+            .expect("there is such a counter");
+        let samples = COUNTERS[index].samples;
+        let of_label = samples
+            .iter()
+            .position(|sample| sample.label_value == label_value);
+        totals.counter(index)[of_label.expect("there is such a sample")]
+    }
+
+    #[test]
+    fn parts_become_seconds_of_all_vcpus_and_windows_add_up() {
+        let mut totals = Totals::default();
+        totals.add(window());
+        totals.add(window());
+        let vm = &totals.vms[&7];
+        assert_eq!(sample(&vm.all, "time", "run"), 4.0);
+        assert_eq!(sample(&vm.all, "time", "ready"), 2.0);
+        assert_eq!(sample(&vm.all, "stacked", ""), 0.8);
+        assert_eq!(sample(&vm.all, "yields", "served"), 24.0);
+        assert_eq!(sample(&vm.all, "yields", "overtaken"), 4.0);
+        assert_eq!(sample(&vm.all, "migrations", "same"), 6.0);
+        assert_eq!(sample(&vm.vcpus[&1], "time", "run"), 2.0);
+        assert_eq!((vm.taken["vm"].times, vm.taken["vm"].ready_s), (6, 3.0));
+        assert_eq!(vm.nr_vcpus, 2);
+    }
+
+    #[test]
+    fn a_bucket_holds_what_is_below_its_end_and_the_last_all_else() {
+        let mut view = window();
+        let mut ready_us = vec![0; 24];
+        (ready_us[4], ready_us[5], ready_us[20], ready_us[21]) = (1, 2, 4, 8);
+        view.vms.get_mut(&7).expect("it is there").all.ready_us = ready_us;
+        let mut totals = Totals::default();
+        totals.add(view);
+        let histogram = totals.vms[&7].all.histogram(0);
+        assert_eq!(histogram.buckets, [1, 2, 0, 0, 0, 0, 0, 0, 4, 8]);
+        assert_eq!(histogram.sum_s, 1.0);
+    }
+
+    #[test]
+    fn a_vm_that_is_gone_is_forgotten_and_one_with_its_number_begins_anew() {
+        let mut totals = Totals::default();
+        totals.add(window());
+        totals.add(HostView::default());
+        assert!(totals.vms.is_empty());
+        totals.add(window());
+        assert_eq!(sample(&totals.vms[&7].all, "time", "run"), 2.0);
+    }
+}

@@ -1,0 +1,485 @@
+// SPDX-License-Identifier: GPL-2.0-only
+//! The columns of numbers that `cohort watch` and `cohort top` show of a VM or a vCPU: heading, meaning, value.
+
+use crate::observer::view::{HostView, VcpuView, quantile_us};
+use crate::scheduler::metrics::percent;
+
+/// One column.
+#[derive(Clone, Copy, Debug, Eq, PartialEq)]
+pub enum Column {
+    /// vCPUs counted.
+    Vcpus,
+    /// Running.
+    Run,
+    /// Runnable, waiting for a CPU.
+    Ready,
+    /// Runnable, stopped by a cap.
+    Limited,
+    /// Nothing to do in the guest.
+    Halted,
+    /// What it was entitled to run.
+    Entitled,
+    /// Asleep outside of the guest.
+    Away,
+    /// Pause-loop exits.
+    Spins,
+    /// Time in which KVM handles them.
+    SpinTime,
+    /// Directed yields offered.
+    Yields,
+    /// Of these: served.
+    Served,
+    /// Of these: declined by the scheduler.
+    Refused,
+    /// IPIs to waiting vCPUs until those ran, median.
+    IpiMedian,
+    /// The same, 99th percentile.
+    IpiTail,
+    /// Waits for a CPU, 99th percentile.
+    ReadyTail,
+    /// The longest wait.
+    ReadyLongest,
+    /// Starts on another CPU.
+    Migrations,
+    /// Of these: with another cache.
+    MigrationsFar,
+    /// Waiting behind siblings.
+    Stacked,
+    /// Polling for work after a halt.
+    Poll,
+    /// Wake-ups.
+    Wakeups,
+    /// Preemptions in guest kernel mode.
+    PreemptedKernel,
+    /// Preemptions elsewhere.
+    PreemptedUser,
+}
+
+/// What people are told about a column.
+pub struct About {
+    /// What stands above it.
+    pub heading: &'static str,
+    /// The field of JSON that it is made of.
+    pub field: &'static str,
+    /// What it says, in one line.
+    pub meaning: &'static str,
+    /// How it is measured.
+    #[cfg_attr(not(test), expect(dead_code, reason = "docs/metrics.md has it"))]
+    pub how: &'static str,
+    /// From where on somebody should look; "-" where that depends on the guest.
+    #[cfg_attr(not(test), expect(dead_code, reason = "docs/metrics.md has it"))]
+    pub worrying: &'static str,
+}
+
+impl Column {
+    /// All, the most asked for first.
+    pub const ALL: [Column; 23] = [
+        Column::Vcpus,
+        Column::Run,
+        Column::Ready,
+        Column::Limited,
+        Column::Halted,
+        Column::Entitled,
+        Column::Spins,
+        Column::SpinTime,
+        Column::Yields,
+        Column::Served,
+        Column::Refused,
+        Column::IpiMedian,
+        Column::IpiTail,
+        Column::ReadyTail,
+        Column::ReadyLongest,
+        Column::Migrations,
+        Column::MigrationsFar,
+        Column::Stacked,
+        Column::Poll,
+        Column::Away,
+        Column::Wakeups,
+        Column::PreemptedKernel,
+        Column::PreemptedUser,
+    ];
+
+    /// Those that can be had on the host of `view`.
+    pub fn of(view: &HostView) -> Vec<Column> {
+        let can_be_had = |column: &Column| view.has(column.about().field);
+        Self::ALL.into_iter().filter(can_be_had).collect()
+    }
+
+    /// What stands above it.
+    pub fn heading(self) -> &'static str {
+        self.about().heading
+    }
+
+    /// What it says, in one line.
+    pub fn meaning(self) -> &'static str {
+        self.about().meaning
+    }
+
+    /// All that people are told about it.
+    pub fn about(self) -> About {
+        let about = |heading, field, meaning, how, worrying| About {
+            heading,
+            field,
+            meaning,
+            how,
+            worrying,
+        };
+        match self {
+            Column::Vcpus => about(
+                "VCPUS",
+                "vcpus",
+                "vCPUs",
+                "threads that were inside KVM_RUN since the observer was loaded",
+                "-",
+            ),
+            Column::Run => about(
+                "%RUN",
+                "run_pct",
+                "running, in % of a CPU per vCPU",
+                "from sched_switch to the thread until sched_switch away from it, without what its CPU is halted meanwhile; halt \
+                 polling is a part of it",
+                "-",
+            ),
+            Column::Ready => about(
+                "%RDY",
+                "ready_pct",
+                "runnable and waiting for a CPU, in % of the time",
+                "from sched_wakeup or preemption until the thread runs",
+                "above 5: guests notice; above 10: they complain",
+            ),
+            Column::Limited => about(
+                "%MLMTD",
+                "limited_pct",
+                "runnable and stopped by a cap (cpu.max), in % of the time",
+                "waiting while the kernel's throttling of its cgroup lasts, or while Cohort holds it back for its cap",
+                "above 0: its owner has bought too little, or the cap is wrong",
+            ),
+            Column::Halted => about(
+                "%HALT",
+                "halted_pct",
+                "halted: the guest had nothing to do, in % of the time",
+                "asleep in KVM's halt; where HLT or MWAIT do not exit, also the part of the time on a CPU in which that CPU's MPERF \
+                 stood still (docs/halted.md)",
+                "-",
+            ),
+            Column::Entitled => about(
+                "%ENT",
+                "entitled_pct",
+                "what it was entitled to run, in % of a CPU per vCPU",
+                "max-min fair shares by cpu.weight, cpu.max and affinity, given what all asked for; of what is no vCPU only \
+                 the CPU time is known, not its waiting",
+                "%RUN, with what it is halted on its CPU, below it by more than 5: somebody else takes its time",
+            ),
+            Column::Away => about(
+                "%AWAY",
+                "away_pct",
+                "its thread slept outside of the guest, in % of the time",
+                "asleep elsewhere: in the VMM, on I/O that it does in the vCPU's thread, on a lock of the VMM",
+                "above 5: the VMM is in the way",
+            ),
+            Column::Spins => about(
+                "SPIN/s",
+                "spin_exits",
+                "exits because a vCPU spins (pause-loop exits), per second",
+                "entries of kvm_vcpu_on_spin()",
+                "above 1,000 per vCPU: locks or IPIs wait for vCPUs that do not run",
+            ),
+            Column::SpinTime => about(
+                "%SPIN",
+                "spin_pct",
+                "of the running time: KVM handled exits because it spins, in % of the time",
+                "on a CPU between the begin and the end of kvm_vcpu_on_spin(), in each eighth of these exits, times 8; what \
+                 the guest spins before it is stopped is not seen",
+                "above 2",
+            ),
+            Column::Yields => about(
+                "YIELD/s",
+                "yields_offered",
+                "directed yields that KVM offered, per second",
+                "calls of yield_to() for a vCPU",
+                "-",
+            ),
+            Column::Served => about(
+                "SERVED%",
+                "yields_served",
+                "of these: the sibling ran next, in %",
+                "the next thread that the yielder's CPU ran was the target",
+                "below 50, with many yields: spinning goes on",
+            ),
+            Column::Refused => about(
+                "REFUSD%",
+                "yields_refused",
+                "of these: declined by the scheduler though the sibling waited, in %",
+                "yield_to() returned that nothing was done; what is neither served nor refused met a sibling that ran or \
+                 slept (yields_not_ready), or somebody else ran next",
+                "above 20, with many yields",
+            ),
+            Column::IpiMedian => about(
+                "IPIp50us",
+                "ipi_to_run",
+                "from an IPI to a waiting vCPU until it ran, median: less than so many us",
+                "from the sending of a fixed IPI to one vCPU that waits for a CPU (or from when that loses it, the IPI unanswered, or wakes by it) until it runs; by powers of two",
+                "above 1,000",
+            ),
+            Column::IpiTail => about(
+                "IPIp99us",
+                "ipi_to_run",
+                "the same, 99th percentile",
+                "the same",
+                "above 10,000",
+            ),
+            Column::ReadyTail => about(
+                "RDYp99us",
+                "ready_us",
+                "waits for a CPU, 99th percentile: less than so many us",
+                "lengths of the single waits that %RDY sums up; by powers of two",
+                "above 20,000",
+            ),
+            Column::ReadyLongest => about(
+                "RDYmaxus",
+                "longest_ready_us",
+                "longest wait for a CPU since it is observed, in us",
+                "the longest of the single waits",
+                "above 50,000",
+            ),
+            Column::MigrationsFar => about(
+                "FARMG/s",
+                "migrations_far",
+                "of the migrations: with another last-level cache, per second",
+                "the two CPUs share no last-level cache",
+                "above 10 per vCPU",
+            ),
+            Column::Migrations => about(
+                "MIGR/s",
+                "migrations",
+                "starts on another CPU than before, per second",
+                "at sched_switch to the thread",
+                "above 1,000 per vCPU",
+            ),
+            Column::Stacked => about(
+                "STACKED%",
+                "stacked_pct",
+                "of the ready time: behind a sibling while an allowed CPU ran none, in %",
+                "when it runs where a sibling ran before: that one's time, if fewer siblings ran than it may use CPUs",
+                "above 5",
+            ),
+            Column::Poll => about(
+                "%POLL",
+                "poll_pct",
+                "of the running time: KVM polled for work after a halt, in % of the time",
+                "KVM's own counters halt_poll_success_ns and halt_poll_fail_ns",
+                "above 10, with others waiting: lower halt_poll_ns",
+            ),
+            Column::Wakeups => about(
+                "WAKE/s",
+                "wakeups",
+                "wake-ups per second",
+                "from halted or away to ready",
+                "-",
+            ),
+            Column::PreemptedKernel => about(
+                "PRKRN/s",
+                "preempted_kernel",
+                "preemptions in guest kernel mode, per second",
+                "sched_switch away from a thread that could go on; the guest's mode is KVM's own",
+                "above 100 per vCPU: lock holders are among them",
+            ),
+            Column::PreemptedUser => about(
+                "PRUSR/s",
+                "preempted_user",
+                "preemptions in guest user mode or outside, per second",
+                "the same",
+                "-",
+            ),
+        }
+    }
+
+    /// Its value in a window of `seconds`; what has not happened has no time and no part.
+    pub fn value(self, vcpu: &VcpuView, seconds: f64) -> Option<f64> {
+        let rate = |count: u64| Some(count as f64 / seconds.max(1e-3));
+        let quantile =
+            |histogram: &[u64], quantile| quantile_us(histogram, quantile).map(|us| us as f64);
+        match self {
+            Column::Vcpus => Some(f64::from(vcpu.vcpus)),
+            Column::Run => Some(vcpu.run_pct),
+            Column::Ready => Some(vcpu.ready_pct),
+            Column::Limited => Some(vcpu.limited_pct),
+            Column::Halted => vcpu.has(self.about().field).then_some(vcpu.halted_pct),
+            Column::Entitled => Some(vcpu.entitled_pct),
+            Column::Away => Some(vcpu.away_pct),
+            Column::Spins => rate(vcpu.spin_exits),
+            Column::SpinTime => Some(vcpu.spin_pct),
+            Column::Yields => rate(vcpu.yields_offered),
+            Column::Served => (vcpu.yields_offered > 0)
+                .then(|| percent(vcpu.yields_served as f64, vcpu.yields_offered as f64)),
+            Column::Refused => (vcpu.yields_offered > 0)
+                .then(|| percent(vcpu.yields_refused as f64, vcpu.yields_offered as f64)),
+            Column::IpiMedian => quantile(&vcpu.ipi_to_run, 0.5),
+            Column::IpiTail => quantile(&vcpu.ipi_to_run, 0.99),
+            Column::ReadyTail => quantile(&vcpu.ready_us, 0.99),
+            Column::ReadyLongest => Some(vcpu.longest_ready_us as f64),
+            Column::Migrations => rate(vcpu.migrations),
+            Column::MigrationsFar => rate(vcpu.migrations_far),
+            Column::Stacked => Some(vcpu.stacked_pct),
+            Column::Poll => Some(vcpu.poll_pct),
+            Column::Wakeups => rate(vcpu.wakeups),
+            Column::PreemptedKernel => rate(vcpu.preempted_kernel),
+            Column::PreemptedUser => rate(vcpu.preempted_user),
+        }
+    }
+
+    /// The value as it is shown; "-" for none.
+    pub fn text(self, vcpu: &VcpuView, seconds: f64) -> String {
+        let Some(value) = self.value(vcpu, seconds) else {
+            return String::from("-");
+        };
+        match self {
+            Column::Run
+            | Column::Ready
+            | Column::Limited
+            | Column::Halted
+            | Column::Entitled
+            | Column::Away
+            | Column::SpinTime
+            | Column::Served
+            | Column::Refused
+            | Column::Stacked
+            | Column::Poll => format!("{value:.1}"),
+            Column::IpiMedian | Column::IpiTail | Column::ReadyTail => format!("<{value:.0}"),
+            _ => format!("{value:.0}"),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::observer::view::{OffCpuView, PressureView, TakerView, VmView};
+    use scx_stats::Meta;
+    use std::fmt::Write as _;
+
+    const PAGE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/docs/metrics.md");
+
+    const NOT_THERE: &str = "\
+## What is not there
+
+- What a guest spins before it is stopped. A PAUSE-loop exit comes after the window that the host has set (`ple_window`), and
+  not at all where PAUSE does not exit; %SPIN is what the host does about it then.
+- Caps that another sched_ext scheduler than Cohort enforces: they count as %RDY.
+
+## How true it is
+
+The suite `halted` holds halted time against guests that work and halt by a script (within 1 % of the time): in cycles of 100 us to
+1 s where HLT does not exit, of 10 ms to 1 s where it does. The suite `observe` holds these numbers against what the kernel, KVM and guests count for themselves, none of
+which the observer reads: running and halted time against a guest's own clock, running time against /proc/PID/schedstat and
+cpu.stat, ready and limited time together against the kernel's run_delay, the time from an IPI until its receiver runs
+against the guests' stamps (each within 2 %, cpu.stat within 1 %), spin exits and who took CPUs against tracepoints (equal, but
+for spin exits for which the kernel skips the program that counts them, as it preempted another thread in the middle of it: at most
+one in a thousand, and the kernel counts those).
+";
+
+    /// The page of docs/ about all columns.
+    fn page() -> String {
+        let mut page = String::from(
+            "# What `cohort watch` and `cohort top` show\n\n\
+             Written from `src/text/columns.rs`; do not edit it (`COHORT_WRITE_DOCS=1 cargo test` writes it anew).\n\n\
+             Of a VM it is the sum or the mean over its vCPUs. JSON (`cohort watch --json`) holds counts where tables hold rates,\n\
+             and histograms whose entry i counts less than 2^i us where tables hold quantiles. Where something cannot be seen on a\n\
+             host, the reason stands above the table (`blind_spots`), and neither column nor field is there (`unseen` lists the\n\
+             fields); what has not happened, or cannot be had of one VM, is \"-\". Worrying values are rules of thumb for a host\n\
+             whose VMs are meant to be responsive.\n\n\
+             | column | JSON field | meaning | how it is measured | worrying |\n|---|---|---|---|---|\n",
+        );
+        for column in Column::ALL {
+            let about = column.about();
+            let _ = writeln!(
+                page,
+                "| {} | `{}` | {} | {} | {} |",
+                about.heading, about.field, about.meaning, about.how, about.worrying
+            );
+        }
+        page += "\n## Fields of JSON without a column\n\n";
+        let has_column = |name: &str| {
+            Column::ALL
+                .iter()
+                .any(|column| column.about().field == name)
+        };
+        for (what, meta) in [
+            ("of a vCPU, or of all of a VM (`all`)", VcpuView::meta()),
+            ("of a VM", VmView::meta()),
+            (
+                "of the longest stretch without a CPU (`longest_off_cpu`)",
+                OffCpuView::meta(),
+            ),
+            ("of whom took CPUs from it (`takers`)", TakerView::meta()),
+            ("of the host", HostView::meta()),
+            ("of the host's pressure (`pressure`)", PressureView::meta()),
+        ] {
+            let _ = writeln!(page, "| {what} | |\n|---|---|");
+            for (name, field) in meta.fields {
+                if !has_column(&name) {
+                    let _ = writeln!(
+                        page,
+                        "| `{name}` | {} |",
+                        field.attrs.desc.unwrap_or_default()
+                    );
+                }
+            }
+            page += "\n";
+        }
+        page + NOT_THERE
+    }
+
+    #[test]
+    fn the_page_in_docs_says_what_the_code_says() {
+        if std::env::var_os("COHORT_WRITE_DOCS").is_some() {
+            std::fs::write(PAGE, page()).expect("docs/ can be written");
+        }
+        let written = std::fs::read_to_string(PAGE).expect("docs/metrics.md is there");
+        assert_eq!(
+            written,
+            page(),
+            "write it anew: COHORT_WRITE_DOCS=1 cargo test"
+        );
+    }
+
+    #[test]
+    fn json_has_each_field() {
+        let json = serde_json::to_value(VcpuView::default()).expect("it is plain data");
+        for column in Column::ALL {
+            let field = column.about().field;
+            assert!(json.get(field).is_some(), "{field}");
+        }
+    }
+
+    #[test]
+    fn what_did_not_happen_has_no_time_and_no_part() {
+        let nothing = VcpuView::default();
+        for column in [Column::Served, Column::IpiMedian, Column::ReadyTail] {
+            assert_eq!(column.text(&nothing, 1.0), "-");
+        }
+        assert_eq!(Column::Spins.text(&nothing, 1.0), "0");
+    }
+
+    #[test]
+    fn counts_are_per_second_and_parts_in_percent() {
+        let vcpu = VcpuView {
+            spin_exits: 30,
+            yields_offered: 8,
+            yields_served: 6,
+            run_pct: 33.33,
+            ..VcpuView::default()
+        };
+        assert_eq!(Column::Spins.text(&vcpu, 2.0), "15");
+        assert_eq!(Column::Served.text(&vcpu, 2.0), "75.0");
+        assert_eq!(Column::Run.text(&vcpu, 2.0), "33.3");
+    }
+
+    #[test]
+    fn no_two_columns_have_the_same_heading() {
+        let mut headings = Column::ALL.map(Column::heading).to_vec();
+        headings.sort_unstable();
+        headings.dedup();
+        assert_eq!(headings.len(), Column::ALL.len());
+    }
+}
