@@ -427,7 +427,8 @@ static void set_short(struct domain *d, bool is_short)
 }
 
 /* Group @id has all the CPUs of @d that it can use: it is owed no more than a bound. Who has
- * not keeps all that it is owed. */
+ * not keeps all that it is owed. The present does not count here: if all that take part come from
+ * other domains, they may be far behind it. */
 static void bound_credit(const struct domain *d, u32 id, u64 now)
 {
 	struct group *g = lookup_group(id);
@@ -436,7 +437,7 @@ static void bound_credit(const struct domain *d, u32 id, u64 now)
 	if (!g)
 		return;
 	vtime = group_vtime(g, now);
-	least = d->present - most_lag(g, slice_cost(g, now));
+	least = d->mean - most_lag(g, slice_cost(g, now));
 	if (vtime_before(vtime, least))
 		__sync_fetch_and_add(&g->vtime, least - vtime);
 }
@@ -508,7 +509,8 @@ __noinline u32 gather_entities(u32 domain_id, u32 n, u64 now)
 			break;
 		n = add_entity(domain_id, n, id, now);
 	}
-	d->present = plan_present(d->present, d->lag_sum, d->share_sum);
+	d->mean = plan_mean(d->present, d->lag_sum, d->share_sum);
+	d->present = plan_present(d->present, d->mean);
 	if (vtime_before(host_present, d->present))
 		host_present = d->present;
 	return n;

@@ -121,9 +121,10 @@ struct domain {
 	u64 turn __attribute__((aligned(CACHE_LINE))); /* number of the plan */
 	u64 planned_ns; /* when it was made */
 	u64 present; /* virtual time, ns: see plan_present() */
+	u64 mean; /* virtual time of those that took part in it: see plan_mean() */
 	u64 out_vtime; /* of the first one that found too few CPUs left */
 	u32 out; /* there is one */
-	s64 lag_sum; /* see plan_present(); while one is made */
+	s64 lag_sum; /* see plan_mean(); while one is made */
 	u64 share_sum;
 	u64 resting; /* CPUs to which a vCPU is bound that rests */
 	u64 spare; /* CPUs whose bound tasks have had more than others' */

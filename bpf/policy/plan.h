@@ -135,15 +135,20 @@ static inline u64 turn_left(u64 now, u64 turn_ns)
 }
 
 /*
- * The present of a domain after a plan: the mean of the virtual times of those that
- * take part, weighted by their shares. @sum adds up what plan_weighted() says of each,
- * @shares what plan_share() does. It does not run backwards.
+ * The mean of the virtual times of those that take part in a plan, weighted by their
+ * shares. @sum adds up what plan_weighted() says of each, @shares what plan_share() does.
  */
-static inline u64 plan_present(u64 present, s64 sum, u64 shares)
+static inline u64 plan_mean(u64 present, s64 sum, u64 shares)
 {
-	if (sum <= 0 || !shares)
+	if (!shares)
 		return present;
-	return present + ((u64)sum / shares << PRESENT_BITS);
+	return present + (u64)(sum / (s64)shares) * (1 << PRESENT_BITS);
+}
+
+/* The present of a domain after a plan with this @mean. It does not run backwards. */
+static inline u64 plan_present(u64 present, u64 mean)
+{
+	return vtime_before(present, mean) ? mean : present;
 }
 
 static inline u64 plan_share(u64 share)

@@ -463,7 +463,7 @@ impl Variant {
                 name: "Cohort".into(),
                 switched: Vec::new(),
             },
-            Self::without("windows", &[Mechanism::Cohorts]),
+            Self::without("co-scheduling", &[Mechanism::Cohorts]),
             Self::without(
                 "yields",
                 &[

@@ -44,7 +44,7 @@ pub const TESTS: &[Test] = &[
     ),
     ("an_exception_holds_for_the_vm_that_it_names", exceptions),
     (
-        "siblings_wait_behind_each_other_less_than_without_windows",
+        "siblings_wait_behind_each_other_less_than_without_co_scheduling",
         not_stacked,
     ),
 ];
@@ -77,9 +77,9 @@ pub const ON_FOUR_CPUS: &[Test] = &[
 const WINDOW: Duration = Duration::from_secs(1);
 /// Of their time that siblings may wait behind each other, with windows. Seen: 0.0 to 0.3 %.
 const STACKED_WITH_PCT: f64 = 1.0;
-/// So little that it need not be less than without windows: turns alone may happen to do as well. Seen: 0.1 to 1.4 %.
+/// So little that it need not be less than without co-scheduling: turns alone may happen to do as well. Seen: 0.1 to 1.4 %.
 const STACKED_LITTLE_PCT: f64 = 0.5;
-/// Of their ready time that siblings may wait behind each other on four CPUs; without windows 28 % were seen.
+/// Of their ready time that siblings may wait behind each other on four CPUs; without it 28 % were seen.
 const STACKED_PCT: f64 = 10.0;
 /// Of the time of vCPUs that halt now and then, what they may wait behind each other. Seen: 0.5 to 1.2 %, and 2.7 to 3.4 %
 /// when a CPU that filled in did not come back.
@@ -482,7 +482,7 @@ fn not_stacked() -> Result<()> {
     let (without, with) = (stacked(&["--off", "cohorts"])?, stacked(&[])?);
     ensure!(
         with < STACKED_WITH_PCT && (with < without || with < STACKED_LITTLE_PCT),
-        "vCPUs waited for {with:.2} % of their time behind a sibling, without windows for {without:.2} %"
+        "vCPUs waited for {with:.2} % of their time behind a sibling, without co-scheduling for {without:.2} %"
     );
     Ok(())
 }

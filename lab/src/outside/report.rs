@@ -26,7 +26,8 @@ const INTRODUCTION: &str = "\
 
 ## Words
 
-- **Alone**: what a VM does per second when it is the only one on the host, under the stock scheduler.
+- **Alone**: what a VM does per second when it is the only one on the host, under the stock scheduler. Of VMs that are alike one
+  is shown.
 - **Share**: the part of the CPU time it uses alone that a VM is entitled to beside the others: the max-min fair part by weight.
 - **Progress** of a VM: its rate, divided by its share of its rate alone. 1 is exactly its own, whatever its size, weight and
   work; more is possible where others leave CPU time unused, or where the VM alone wastes some.
@@ -37,7 +38,7 @@ const INTRODUCTION: &str = "\
   decides in which order the VMs begin, and when each CPU takes them up, within 8 ms. Each scheduler has a window from each seed.
 
 Figures are the median over the seeds; in parentheses the worst and the best of them. Schedulers are the stock one, Cohort, Cohort
-without windows (`cohorts` off), and Cohort without yields (`yield`, `ipi` and `rank` off). Work of the host beside VMs is
+without co-scheduling (`cohorts` off), and Cohort without yields (`yield`, `ipi` and `rank` off). Work of the host beside VMs is
 counted as a VM is.
 ";
 
@@ -151,13 +152,13 @@ fn group(title: &str, cells: &[&Cell], results: &[CellResult]) -> String {
     for cell in cells {
         line(&mut text, &format!("- `{}`: {cell}", cell.name));
     }
-    text += "\n| cell | scheduler | harmonic mean | least | sum | progress of each |\n|---|---|---|---|---|---|\n";
+    text += "\n| cell | scheduler | harmonic mean | least | sum | progress of each | operations/s of each |\n|---|---|---|---|---|---|---|\n";
     for cell in cells {
         match best_result(cell, results) {
             Some(result) => text += &rows(result),
             None => line(
                 &mut text,
-                &format!("| {} | not measured | | | | |", cell.name),
+                &format!("| {} | not measured | | | | | |", cell.name),
             ),
         }
     }
@@ -172,30 +173,41 @@ fn best_result<'a>(cell: &Cell, results: &'a [CellResult]) -> Option<&'a CellRes
     of_cell.max_by_key(|result| result.runs.len())
 }
 
-/// A row per scheduler.
+/// A row for what each does alone, and one per scheduler.
 fn rows(result: &CellResult) -> String {
     let mut text = String::new();
+    let alone: Vec<String> = result
+        .alone
+        .iter()
+        .map(|alone| format!("{:.0}", alone.rate))
+        .collect();
+    let row = format!(
+        "| {} | alone | | | | | {} |",
+        result.cell.name,
+        alone.join(" ")
+    );
+    line(&mut text, &row);
     for (scheduler, runs) in by_scheduler(result) {
         let of_seeds = |number: &dyn Fn(&Run) -> f64| -> Vec<f64> {
             runs.iter().map(|run| number(run)).collect()
         };
         let means = of_seeds(&|run| run.progress.harmonic_mean);
-        let members = runs[0].progress.of_each.len();
-        let each: Vec<String> = (0..members)
-            .map(|member| {
-                let progress = of_seeds(&|run| run.progress.of_each[member]);
-                format!("{:.2}", median(&progress))
-            })
-            .collect();
+        let of_each = |number: &dyn Fn(&Run, usize) -> f64, decimals: usize| -> String {
+            let members = 0..runs[0].progress.of_each.len();
+            let medians = members.map(|member| median(&of_seeds(&|run| number(run, member))));
+            let texts: Vec<String> = medians.map(|m| format!("{m:.decimals$}")).collect();
+            texts.join(" ")
+        };
         let row = format!(
-            "| {} | {scheduler} | {:.3} ({:.3}..{:.3}) | {:.3} | {:.3} | {} |",
+            "| {} | {scheduler} | {:.3} ({:.3}..{:.3}) | {:.3} | {:.3} | {} | {} |",
             result.cell.name,
             median(&means),
             means.iter().copied().fold(f64::INFINITY, f64::min),
             means.iter().copied().fold(f64::NEG_INFINITY, f64::max),
             median(&of_seeds(&|run| run.progress.least)),
             median(&of_seeds(&|run| run.progress.sum)),
-            each.join(" ")
+            of_each(&|run, member| run.progress.of_each[member], 2),
+            of_each(&|run, member| run.rates[member], 0)
         );
         line(&mut text, &row);
     }
@@ -343,10 +355,11 @@ mod tests {
 
 - `lock-2x2`: 2 VMs of 2 vCPUs: lock (33 % locked); micro guests
 
-| cell | scheduler | harmonic mean | least | sum | progress of each |
-|---|---|---|---|---|---|
-| lock-2x2 | stock | 0.875 (0.750..1.000) | 0.750 | 1.000 | 1.25 0.75 |
-| lock-2x2 | Cohort | 1.000 (1.000..1.000) | 1.000 | 1.000 | 1.00 1.00 |
+| cell | scheduler | harmonic mean | least | sum | progress of each | operations/s of each |
+|---|---|---|---|---|---|---|
+| lock-2x2 | alone | | | | | 100 |
+| lock-2x2 | stock | 0.875 (0.750..1.000) | 0.750 | 1.000 | 1.25 0.75 | 62 38 |
+| lock-2x2 | Cohort | 1.000 (1.000..1.000) | 1.000 | 1.000 | 1.00 1.00 | 50 50 |
 
 The machine does not model caches, memory bandwidth, branch prediction, SMT siblings that slow each other, or NUMA latency.
 
@@ -354,9 +367,9 @@ The machine does not model caches, memory bandwidth, branch prediction, SMT sibl
 
 - `tlb-4x8`: 2 VMs of 2 vCPUs: tlb; micro guests
 
-| cell | scheduler | harmonic mean | least | sum | progress of each |
-|---|---|---|---|---|---|
-| tlb-4x8 | not measured | | | | |
+| cell | scheduler | harmonic mean | least | sum | progress of each | operations/s of each |
+|---|---|---|---|---|---|---|
+| tlb-4x8 | not measured | | | | | |
 
 The machine does not model caches, memory bandwidth, branch prediction, SMT siblings that slow each other, or NUMA latency.
 ";

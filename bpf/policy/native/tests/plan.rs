@@ -37,7 +37,7 @@ fn present_after(present: u64, members: &[(i64, u64)]) -> u64 {
     let shares = members
         .iter()
         .map(|(_, share)| unsafe { plan_share(*share) });
-    unsafe { plan_present(present, sum, shares.sum()) }
+    unsafe { plan_present(present, plan_mean(present, sum, shares.sum())) }
 }
 
 #[test]
@@ -120,7 +120,11 @@ fn the_present_is_the_mean_by_shares() {
     // Nobody takes part, or all are behind.
     assert_eq!(present_after(MS, &[]), MS);
     assert_eq!(present_after(MS, &[(-5, ONE)]), MS);
-    assert_eq!(unsafe { plan_present(MS, 1, 0) }, MS);
+    assert_eq!(unsafe { plan_mean(MS, 1, 0) }, MS);
+    // The mean itself lies behind then.
+    let sum = weighted(5 * MS, 9 * MS, ONE);
+    let mean = unsafe { plan_mean(9 * MS, sum, plan_share(ONE)) };
+    assert!(mean.abs_diff(5 * MS) <= 2 << PRESENT_BITS);
 }
 
 /// The farthest, with the greatest shares: the sum is what it would be without a bound on its bits.

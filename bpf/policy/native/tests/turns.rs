@@ -139,7 +139,7 @@ impl Domain {
                 },
             );
         }
-        self.present = unsafe { plan_present(self.present, sum, shares) };
+        self.present = unsafe { plan_present(self.present, plan_mean(self.present, sum, shares)) };
         entries
     }
 
