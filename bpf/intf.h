@@ -94,11 +94,11 @@ struct group_stats {
 	u64 migrations; /* started on another CPU than it last ran on */
 	u64 stacked_ns; /* ready behind a sibling on one CPU although another
 			   CPU of its domain ran no sibling */
-	u64 windows; /* turns in which it wanted several CPUs */
-	u64 windows_partial; /* of which not all CPUs that the plan gave it
-				ran it */
-	u64 window_skew[NR_BUCKETS]; /* of the others, from the turn's begin
-					until all did; buckets as above */
+	u64 turns; /* turns in which it wanted several CPUs */
+	u64 turns_partial; /* of which not all CPUs that the plan gave it
+			      ran it */
+	u64 turn_skew[NR_BUCKETS]; /* of the others, from the turn's begin
+				      until all did; buckets as above */
 };
 
 /* What Rust reads of a group: the head of the BPF side's struct group. */

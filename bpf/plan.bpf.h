@@ -243,9 +243,9 @@ static void count_window(const struct entity *e, struct group *g, u32 width)
 {
 	if (width < 2 || !is_vm(g) || !is_cohort(g))
 		return;
-	count(&g->info.stats.windows);
+	count(&g->info.stats.turns);
 	if (e->missed)
-		count(&g->info.stats.windows_partial);
+		count(&g->info.stats.turns_partial);
 }
 
 /* Too few CPUs are left for who stands at @vtime. */

@@ -593,7 +593,7 @@ static void enter_cpu(struct task_struct *p, struct task_ctx *tc,
 		__sync_fetch_and_and(&e->called, ~bit_of(cpu));
 	if (d && e->missed & bit_of(cpu) && planned_cpus(e, d) &&
 	    __sync_and_and_fetch(&e->missed, ~bit_of(cpu)) == 0)
-		count_time(g->info.stats.window_skew, now - d->planned_ns);
+		count_time(g->info.stats.turn_skew, now - d->planned_ns);
 	wake_entity(id, e, g->vtime, now);
 }
 

@@ -164,11 +164,11 @@ pub struct VmStats {
     #[stat(desc = "whether its vCPUs have their turns together: auto, or never by an exception")]
     pub cohort_rule: String,
     #[stat(desc = "turns in which it wanted several CPUs")]
-    pub windows: u64,
+    pub turns: u64,
     #[stat(desc = "of these: not all CPUs that the plan gave it ran it")]
-    pub windows_partial: u64,
+    pub turns_partial: u64,
     #[stat(desc = "of the others: from the turn's begin until all did: less than 2^i us")]
-    pub window_skew: Vec<u64>,
+    pub turn_skew: Vec<u64>,
 }
 
 impl VmStats {
@@ -384,9 +384,9 @@ impl GroupInWindow {
                 .find(|rule| rule.number() == self.info.cohort_rule)
                 .map(|rule| rule.name().to_owned())
                 .unwrap_or_default(),
-            windows: self.used.windows,
-            windows_partial: self.used.windows_partial,
-            window_skew: self.used.window_skew.to_vec(),
+            turns: self.used.turns,
+            turns_partial: self.used.turns_partial,
+            turn_skew: self.used.turn_skew.to_vec(),
             ..VmStats::default()
         }
     }
@@ -407,9 +407,9 @@ fn difference(before: &intf::group_stats, after: &intf::group_stats) -> intf::gr
     }
     intf::group_stats {
         ipi_to_run: gained(before.ipi_to_run, after.ipi_to_run),
-        windows: after.windows.saturating_sub(before.windows),
-        windows_partial: after.windows_partial.saturating_sub(before.windows_partial),
-        window_skew: gained(before.window_skew, after.window_skew),
+        turns: after.turns.saturating_sub(before.turns),
+        turns_partial: after.turns_partial.saturating_sub(before.turns_partial),
+        turn_skew: gained(before.turn_skew, after.turn_skew),
         yields_better: after.yields_better.saturating_sub(before.yields_better),
         spin_exits: after.spin_exits.saturating_sub(before.spin_exits),
         ipis: after.ipis.saturating_sub(before.ipis),
@@ -582,14 +582,14 @@ mod tests {
     }
 
     #[test]
-    fn windows_are_told_with_how_many_were_not_whole() {
+    fn turns_are_told_with_how_many_were_not_whole() {
         let mut wide = vm(2, 100, 0);
         wide.info.cohort_rule = CohortRule::Never.number();
-        (wide.info.stats.windows, wide.info.stats.windows_partial) = (10, 3);
-        wide.info.stats.window_skew[5] = 7;
+        (wide.info.stats.turns, wide.info.stats.turns_partial) = (10, 3);
+        wide.info.stats.turn_skew[5] = 7;
         let vm = &since_load(vec![root(), wide]).vms[&2];
-        assert_eq!((vm.windows, vm.windows_partial), (10, 3));
-        assert_eq!((vm.window_skew[5], vm.cohort_rule.as_str()), (7, "never"));
+        assert_eq!((vm.turns, vm.turns_partial), (10, 3));
+        assert_eq!((vm.turn_skew[5], vm.cohort_rule.as_str()), (7, "never"));
     }
 
     #[test]

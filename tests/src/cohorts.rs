@@ -21,10 +21,10 @@ use crate::host::{
 };
 
 pub const TESTS: &[Test] = &[
-    ("vcpus_run_side_by_side", windows_open),
+    ("vcpus_run_side_by_side", turns_open),
     (
-        "windows_of_two_cohorts_and_a_busy_vm_leave_everybody_a_third",
-        windows_are_fair,
+        "turns_of_two_cohorts_and_a_busy_vm_leave_everybody_a_third",
+        turns_are_fair,
     ),
     (
         "cohorts_switched_each_100_ms_disturb_nobody_and_off_is_off",
@@ -35,8 +35,8 @@ pub const TESTS: &[Test] = &[
         wide_and_narrow,
     ),
     (
-        "a_vcpu_that_halts_in_its_vms_window_finds_its_cpu_again",
-        halts_in_windows,
+        "a_vcpu_that_halts_in_its_vms_turn_finds_its_cpu_again",
+        halts_in_turns,
     ),
     (
         "vcpus_that_wait_for_each_other_and_halt_now_and_then_do_not_end_on_a_cpu_per_vm",
@@ -64,8 +64,8 @@ pub const WAITS: &[Test] = &[
 /// For a host on which guests have four CPUs.
 pub const ON_FOUR_CPUS: &[Test] = &[
     (
-        "windows_are_whole_at_one_and_a_half_two_and_three_times_as_many_vcpus_as_cpus",
-        windows_on_four,
+        "turns_are_whole_at_one_and_a_half_two_and_three_times_as_many_vcpus_as_cpus",
+        turns_on_four,
     ),
     ("cohorts_that_fit_into_a_turn_share_it", packed),
     (
@@ -75,7 +75,7 @@ pub const ON_FOUR_CPUS: &[Test] = &[
 ];
 
 const WINDOW: Duration = Duration::from_secs(1);
-/// Of their time that siblings may wait behind each other, with windows. Seen: 0.0 to 0.3 %.
+/// Of their time that siblings may wait behind each other, with co-scheduling. Seen: 0.0 to 0.3 %.
 const STACKED_WITH_PCT: f64 = 1.0;
 /// So little that it need not be less than without co-scheduling: turns alone may happen to do as well. Seen: 0.1 to 1.4 %.
 const STACKED_LITTLE_PCT: f64 = 0.5;
@@ -84,11 +84,11 @@ const STACKED_PCT: f64 = 10.0;
 /// Of the time of vCPUs that halt now and then, what they may wait behind each other. Seen: 0.5 to 1.2 %, and 2.7 to 3.4 %
 /// when a CPU that filled in did not come back.
 const STACKED_BETWEEN_WAITS_PCT: f64 = 1.7;
-/// Of the windows of a VM, those in which not all CPUs run it that the plan gave it. Seen: 1 %.
+/// Of the turns of a VM, those in which not all CPUs run it that the plan gave it. Seen: 1 %.
 const CUT: f64 = 0.06;
 /// The same on four CPUs.
 const CUT_ON_FOUR: f64 = 0.2;
-/// Of the windows of VMs whose vCPUs halt in the middle, those in which one that had halted did not find a CPU again. Seen: 9 to 11 %.
+/// Of the turns of VMs whose vCPUs halt in the middle, those in which one that had halted did not find a CPU again. Seen: 9 to 11 %.
 const PARTIAL_WITH_HALTS: f64 = 0.15;
 /// How much longer than the bound a wait may be: the slice that is running then, and a moment. Seen: 4 ms.
 const SLICE_MS: u64 = 5;
@@ -97,8 +97,8 @@ const BUCKETS: usize = intf::cohort_limits_NR_BUCKETS as usize;
 
 fn print(name: &str, vm: &VmStats) {
     println!(
-        "    {name}: windows {}, partial {}, until all CPUs ran it, by powers of two of us {:?}",
-        vm.windows, vm.windows_partial, vm.window_skew
+        "    {name}: turns {}, partial {}, until all CPUs ran it, by powers of two of us {:?}",
+        vm.turns, vm.turns_partial, vm.turn_skew
     );
 }
 
@@ -130,45 +130,45 @@ fn two_pairs_and_a_calm_vm() -> Result<[Guest; 3]> {
     ])
 }
 
-fn windows_open() -> Result<()> {
+fn turns_open() -> Result<()> {
     let guests = two_pairs_and_a_calm_vm()?;
     open_for_all(&guests, CUT)
 }
 
-/// All of `guests` have windows, and no more than a part `most` of all is not whole, of none of them twice as many.
+/// All of `guests` have turns, and no more than a part `most` of all is not whole, of none of them twice as many.
 fn open_for_all(guests: &[Guest], most: f64) -> Result<()> {
     let vms = stats_under_cohort(&[], guests)?;
     for vm in &vms {
         print(&vm.name, vm);
         // A third of a second in turns of 4 ms would be 83; six VMs on four CPUs have half of them each.
-        ensure!(vm.windows > 60, "it had only {} windows", vm.windows);
+        ensure!(vm.turns > 60, "it had only {} turns", vm.turns);
         ensure!(
-            (vm.windows_partial as f64) < 2.0 * most * vm.windows as f64,
-            "in {} of {} windows not all vCPUs ran",
-            vm.windows_partial,
-            vm.windows
+            (vm.turns_partial as f64) < 2.0 * most * vm.turns as f64,
+            "in {} of {} turns not all vCPUs ran",
+            vm.turns_partial,
+            vm.turns
         );
-        let complete: u64 = vm.window_skew.iter().sum();
-        let soon: u64 = vm.window_skew[..=10].iter().sum();
+        let complete: u64 = vm.turn_skew.iter().sum();
+        let soon: u64 = vm.turn_skew[..=10].iter().sum();
         ensure!(
             soon as f64 >= 0.8 * complete as f64,
-            "of {complete} windows only {soon} had all vCPUs within 1 ms"
+            "of {complete} turns only {soon} had all vCPUs within 1 ms"
         );
     }
     let sum = |number: fn(&VmStats) -> u64| -> u64 { vms.iter().map(number).sum() };
-    let cut = sum(|vm| vm.windows_partial);
-    let all = sum(|vm| vm.windows);
-    println!("    {cut} of {all} windows were cut");
+    let cut = sum(|vm| vm.turns_partial);
+    let all = sum(|vm| vm.turns);
+    println!("    {cut} of {all} turns were cut");
     ensure!(
         cut as f64 <= most * all as f64,
-        "in {cut} of {all} windows not all vCPUs ran"
+        "in {cut} of {all} turns not all vCPUs ran"
     );
     Ok(())
 }
 
 /// Three VMs, in each of which one vCPU waits for the other, which halts after each answer: whoever has its CPU meanwhile
-/// gives it back, instead of a window of its own in the rest of the turn.
-fn halts_in_windows() -> Result<()> {
+/// gives it back, instead of a turn of its own in the rest of that.
+fn halts_in_turns() -> Result<()> {
     let answering = |name| -> Result<Guest> {
         let spec = Spec::new(name)
             .vcpu("loop: compute 200us; ipi 1 0x41; wait-answer")
@@ -186,12 +186,12 @@ fn halts_in_windows() -> Result<()> {
             "    IPIs {}, to a vCPU that waited for a CPU {}",
             vm.ipis, vm.ipis_to_ready
         );
-        ensure!(vm.windows > 60, "it had only {} windows", vm.windows);
+        ensure!(vm.turns > 60, "it had only {} turns", vm.turns);
         ensure!(
-            vm.windows_partial as f64 <= PARTIAL_WITH_HALTS * vm.windows as f64,
-            "in {} of {} windows a vCPU did not find a CPU again",
-            vm.windows_partial,
-            vm.windows
+            vm.turns_partial as f64 <= PARTIAL_WITH_HALTS * vm.turns as f64,
+            "in {} of {} turns a vCPU did not find a CPU again",
+            vm.turns_partial,
+            vm.turns
         );
     }
     assert_ratio(&shares, &[1.0; 3], 0.02)
@@ -222,7 +222,7 @@ fn halts_between_waits() -> Result<()> {
     Ok(())
 }
 
-fn windows_are_fair() -> Result<()> {
+fn turns_are_fair() -> Result<()> {
     let guests = two_pairs_and_a_calm_vm()?;
     let cohort = start_cohort()?;
     sleep(Duration::from_secs(1));
@@ -255,26 +255,26 @@ fn switched_often() -> Result<()> {
         (shares, switching.join().expect("it does not panic"))
     });
     let ((shares, _), times) = (shares?, times?);
-    let windows_in_a_second = || -> Result<u64> {
-        let windows = || -> Result<u64> { Ok(vm_stats(guests[0].micro.pid() as u32)?.windows) };
-        let before = windows()?;
+    let turns_in_a_second = || -> Result<u64> {
+        let turns = || -> Result<u64> { Ok(vm_stats(guests[0].micro.pid() as u32)?.turns) };
+        let before = turns()?;
         sleep(Duration::from_secs(1));
-        Ok(windows()? - before)
+        Ok(turns()? - before)
     };
-    let on = windows_in_a_second()?;
+    let on = turns_in_a_second()?;
     set(&["cohorts=off"])?;
-    let off = windows_in_a_second()?;
+    let off = turns_in_a_second()?;
     // For the next test, which may have the same Cohort.
     set(&["cohorts=on"])?;
     stop_cohort(cohort)?;
     println!(
-        "    switched {times} times: shares {shares:.4?}; windows in a second: on {on}, off {off}"
+        "    switched {times} times: shares {shares:.4?}; turns in a second: on {on}, off {off}"
     );
     assert_ratio(&shares, &[1.0, 1.0, 1.0], 0.02)?;
     ensure!(times >= 10, "it was switched {times} times only");
     ensure!(
         on > 20 && off <= 1,
-        "a VM had {on} windows in a second with cohorts on, {off} with cohorts off"
+        "a VM had {on} turns in a second with cohorts on, {off} with cohorts off"
     );
     Ok(())
 }
@@ -306,7 +306,7 @@ fn four_cpus() -> Result<()> {
     Ok(())
 }
 
-fn windows_on_four() -> Result<()> {
+fn turns_on_four() -> Result<()> {
     four_cpus()?;
     let mut guests = Vec::new();
     for number in 1..=6 {

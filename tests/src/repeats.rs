@@ -87,7 +87,7 @@ fn under_cohort() -> Result<()> {
         let pid = guest.micro.pid() as u32;
         let vm = stats.vms.values().find(|vm| vm.tgid == pid);
         let vm = vm.context("Cohort does not know the VM")?;
-        ensure!(vm.windows > 0, "it had no window: {vm:?}");
+        ensure!(vm.turns > 0, "it had no turn: {vm:?}");
         println!("    {vm:?}");
     }
     println!("    {:?}", stats.mechanisms);

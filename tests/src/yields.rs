@@ -56,7 +56,7 @@ const SERVED: f64 = 0.95;
 /// takes its place meanwhile: of those there may be one in each turn on each CPU, however many yields there are.
 fn part_served(vm: &VmStats) -> Result<f64> {
     let missed = |reason| vm.yields_missed.get(reason).copied().unwrap_or(0);
-    let turns_ends = vm.windows * lab()?.guest_cpus.len() as u64;
+    let turns_ends = vm.turns * lab()?.guest_cpus.len() as u64;
     let too_late = missed("lost");
     println!("    turns' ends {turns_ends}, lost {too_late}");
     ensure!(
