@@ -21,7 +21,7 @@ use cohort_micro::Spec;
 use nix::libc;
 
 use crate::Test;
-use crate::host::{Guest, lab};
+use crate::host::{Guest, lab, vcpus_of, watch};
 
 pub const TESTS: &[Test] = &[
     (
@@ -31,6 +31,7 @@ pub const TESTS: &[Test] = &[
     ("a_second_is_one_by_every_clock", seconds),
     ("mperf_counts_what_a_cpu_was_not_halted", unhalted),
     ("a_pause_takes_40_ticks", pauses),
+    ("pauses_that_are_far_apart_are_no_spinning", spins),
     (
         "into_a_guest_and_out_of_it_takes_1000_ticks_and_kvms_instructions",
         world_switches,
@@ -220,6 +221,22 @@ fn pauses() -> Result<()> {
         PAUSES * 42,
         0.002,
     )
+}
+
+/// KVM has a guest leave after 3,000 PAUSEs or more, of which each comes at most 128 ticks after the one before.
+fn spins() -> Result<()> {
+    ensure_exact()?;
+    let guests = [
+        Guest::start_on(&Spec::new("close").vcpu("loop: pause 1"), &[1])?,
+        Guest::start_on(&Spec::new("far").vcpu("loop: compute 150ns; pause 1"), &[2])?,
+    ];
+    let view = watch(1)?;
+    let [close, far] = [&guests[0], &guests[1]].map(|guest| vcpus_of(&view, guest));
+    let (close, far) = (close?.spin_exits, far?.spin_exits);
+    println!("    spin exits in a second: {close} of PAUSEs close to each other, {far} of others");
+    ensure!(close > 20, "close to each other they are no spinning");
+    ensure!(far == 0, "far apart they are taken for spinning");
+    Ok(())
 }
 
 /// Ticks from KVM's event kvm_entry, shortly before VMRUN, to kvm_exit, shortly after the #VMEXIT: the median of all

@@ -42,7 +42,7 @@ macro_rules! patch {
 }
 
 /// What is changed in Bochs: file name and content, in the order in which they are applied.
-const PATCHES: [(&str, &str); 22] = [
+const PATCHES: [(&str, &str); 23] = [
     patch!("0001-exact-time.patch"),
     patch!("0002-rip-after-exceptions.patch"),
     patch!("0003-costs.patch"),
@@ -65,6 +65,7 @@ const PATCHES: [(&str, &str); 22] = [
     patch!("0020-interrupts-of-masked-guests.patch"),
     patch!("0021-linked-traces.patch"),
     patch!("0022-loops-that-count-down.patch"),
+    patch!("0023-pause-filter-threshold.patch"),
 ];
 
 /// Several CPUs, SVM, VMX, and all that makes it quick; no window, no debugger.
