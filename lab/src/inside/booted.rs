@@ -749,7 +749,7 @@ mod tests {
         );
         assert!(text.contains("-kvm-pv-unhalt"), "{text}");
         assert!(
-            text.contains("-- spin work=20000 locked_percent=33"),
+            text.contains(&format!("-- spin work={DEFAULT_WORK} locked_percent=33")),
             "{text}"
         );
         assert!(!text.contains("cpu-pm"), "{text}");
