@@ -4,7 +4,7 @@
 
 use super::model::Order;
 use crate::text::columns::Column;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, anyhow};
 use serde::{Deserialize, Serialize};
 use std::env;
 use std::ffi::OsString;
@@ -111,10 +111,11 @@ pub fn read(path: &Path) -> Result<Choice> {
             format!("which columns to show cannot be read from {path}, so all are shown")
         })?,
     };
-    let written: Written = toml::from_str(&text).with_context(|| {
-        let path = path.display();
-        format!(
-            "which columns to show cannot be understood from {path}, so all are shown; the next choice replaces the file"
+    let written: Written = toml::from_str(&text).map_err(|error| {
+        anyhow!(
+            "which columns to show cannot be understood from {}, so all are shown, and the next choice replaces the file: {}",
+            path.display(),
+            error.message()
         )
     })?;
     Ok(written.into())
