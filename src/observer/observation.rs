@@ -6,7 +6,7 @@ use crate::bpf::halt::HaltSight;
 use crate::bpf::intf;
 use crate::host::cgroups::Competition;
 use crate::host::pressure::Pressure;
-use crate::host::vm_identity::VmIdentity;
+use crate::host::vm_identity::{VmIdentity, distinct};
 use crate::observer::entitlement::{Group, WEIGHT_DEFAULT, bound_by_cpu_sets, entitlements_ns};
 use crate::observer::view::{
     HaltedBy, HostView, OffCpuView, PressureView, TakerView, VcpuView, VmView,
@@ -190,23 +190,21 @@ fn gained(after: u64, before: u64) -> u64 {
 
 /// What VMs are called; those with a name in common get their process behind it.
 fn vm_names(tgids: impl Iterator<Item = u32>, after: &Observation) -> HashMap<u32, String> {
-    let named: Vec<(u32, VmIdentity)> = tgids
-        .map(|tgid| {
-            (
-                tgid,
-                after.identities.get(&tgid).cloned().unwrap_or_default(),
-            )
-        })
-        .collect();
-    let mut namesakes: HashMap<&str, u32> = HashMap::new();
-    for (_, identity) in &named {
-        *namesakes.entry(&identity.name).or_default() += 1;
-    }
-    let name = |(tgid, identity): &(u32, VmIdentity)| match namesakes[identity.name.as_str()] {
-        1 => (*tgid, identity.name.clone()),
-        _ => (*tgid, identity.distinct_name(*tgid)),
+    let shown = |tgid| {
+        let identity = after.identities.get(&tgid);
+        (tgid, identity.map(VmIdentity::shown).unwrap_or_default())
     };
-    named.iter().map(name).collect()
+    let mut names: HashMap<u32, String> = tgids.map(shown).collect();
+    let mut namesakes: HashMap<String, u32> = HashMap::new();
+    for name in names.values() {
+        *namesakes.entry(name.clone()).or_default() += 1;
+    }
+    for (&tgid, name) in &mut names {
+        if namesakes[name] > 1 {
+            *name = distinct(name, tgid);
+        }
+    }
+    names
 }
 
 /// The CPU time that each vCPU, by process and number, was entitled to. Of what is no vCPU only the CPU time is known,

@@ -122,7 +122,7 @@ pub struct VmStats {
     #[stat(desc = "name given to QEMU, or process and its number")]
     pub name: String,
     #[stat(desc = "process that runs the VM")]
-    pub tgid: u32,
+    pub pid: u32,
     #[stat(desc = "vCPU threads")]
     pub vcpus: u32,
     #[stat(desc = "share of the host's CPU time that the VM used, in percent")]
@@ -360,7 +360,7 @@ impl GroupInWindow {
         let of_vcpu_time = |time_ns: u64| percent(time_ns as f64, vcpu_time_ns);
         let missed = YIELD_MISS_NAMES.iter().zip(self.used.yields_missed);
         VmStats {
-            tgid: self.info.tgid,
+            pid: self.info.tgid,
             vcpus: self.info.nr_vcpus,
             ready_pct: of_vcpu_time(self.used.ready_ns),
             throttled_pct: of_vcpu_time(self.used.throttled_ns),
