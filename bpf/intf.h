@@ -155,9 +155,9 @@ enum taker_kind {
 /* Who has a CPU in the place of a vCPU. */
 struct taker {
 	u32 kind; /* enum taker_kind */
-	u32 pad;
+	s32 pid; /* its thread */
 	u64 id; /* cgroup id, process, 0 */
-	char comm[16]; /* of the thread */
+	char comm[16]; /* of the thread; empty if that went first */
 };
 
 /* How a thread slept outside of the guest, as bits. */

@@ -63,6 +63,8 @@ struct observed {
 	u32 task_state; /* with which it left its CPU last */
 	u64 off_since_ns; /* it has no CPU, and was not halted then; 0: neither */
 	struct off_cpu off; /* what is known of that so far */
+	u64 taker; /* address of off.taker's task, never read without asking
+		      whether it is still that; 0: none */
 	bool spin_timed; /* KVM looks, in an exit whose time is taken, */
 	u64 spins_since_ns; /* and it has had its CPU since then */
 };
@@ -251,7 +253,7 @@ static void end_phase(struct vcpu_counters *v, u64 now)
 	v->since_ns = now;
 }
 
-/* Who is @p, whose observed is @observed, that has a CPU? */
+/* Who is @p, whose observed is @observed, that has a CPU? Its name is for name_taker(). */
 static void note_taker(struct taker *taker, struct task_struct *p,
 		       struct observed *observed)
 {
@@ -265,7 +267,17 @@ static void note_taker(struct taker *taker, struct task_struct *p,
 		taker->kind = TAKER_CGROUP;
 		taker->id = p->cgroups->dfl_cgrp->kn->id;
 	}
-	bpf_probe_read_kernel(taker->comm, sizeof(taker->comm), p->comm);
+	taker->pid = p->pid;
+}
+
+/* The name of @taker's thread, whose task was at @address: that may be gone, or another's by
+ * now. */
+static void name_taker(struct taker *taker, u64 address)
+{
+	struct task_struct *p = (void *)address;
+
+	if (p && BPF_CORE_READ(p, pid) == taker->pid)
+		bpf_core_read(taker->comm, sizeof(taker->comm), &p->comm);
 }
 
 /* A wait for a CPU is over, for which @o says who was to blame. */
@@ -297,6 +309,7 @@ static void off_begins(struct observed *o, u64 now)
 	__builtin_memset(&o->off, 0, sizeof(o->off));
 	o->off.syscall = -1;
 	o->off.taker.kind = TAKER_NONE;
+	o->taker = 0;
 	o->off_since_ns = now;
 }
 
@@ -331,7 +344,7 @@ static void keep_longest(struct observed *o, struct task_struct *prev,
 {
 	struct vcpu_counters *v = &o->counters;
 	struct off_cpu *longest = &v->longest_off_cpu;
-	u64 ns = now - o->off_since_ns;
+	u64 ns = now - o->off_since_ns, taker = o->taker;
 
 	if (!o->off_since_ns || ns <= longest->ns)
 		return;
@@ -343,8 +356,11 @@ static void keep_longest(struct observed *o, struct task_struct *prev,
 		longest->ready_ns = now - v->since_ns;
 	if (v->phase == PHASE_LIMITED)
 		longest->limited_ns = now - v->since_ns;
-	if (prev && longest->taker.kind == TAKER_NONE)
+	if (prev && longest->taker.kind == TAKER_NONE) {
 		note_taker(&longest->taker, prev, before);
+		taker = (u64)prev;
+	}
+	name_taker(&longest->taker, taker);
 }
 
 /* What is said of @o's vCPU while it has this CPU ends. */
@@ -456,6 +472,7 @@ static void stops(struct task_struct *p, struct observed *o,
 	if (o->preempted)
 		note_unanswered_ipi(p, o, now);
 	note_taker(&o->off.taker, next, taker);
+	o->taker = (u64)next;
 }
 
 /* @p gets this CPU. */
