@@ -7,7 +7,7 @@ use std::env;
 use std::path::Path;
 
 /// Structs of intf.h that are read from bytes which the kernel gives.
-const READ_FROM_BYTES: [&str; 9] = [
+const READ_FROM_BYTES: [&str; 10] = [
     "cohort_group",
     "group_stats",
     "halt_clock",
@@ -16,11 +16,12 @@ const READ_FROM_BYTES: [&str; 9] = [
     "taker_key",
     "taker_stats",
     "vcpu_counters",
+    "vcpu_counts",
     "vcpu_waits",
 ];
 
-/// Those that are given to it as bytes.
-const GIVEN_AS_BYTES: [&str; 1] = ["cgroup_cap"];
+/// Those that are given to it as bytes, or taken as words.
+const GIVEN_AS_BYTES: [&str; 3] = ["cgroup_cap", "group_stats", "vcpu_counts"];
 
 /// Derives for them that any bytes are a value, and that all their bytes are. bytemuck refuses that for a struct of which it
 /// is not true.
@@ -53,6 +54,7 @@ fn main() {
     bindgen::Builder::default()
         .header("bpf/intf.h")
         .clang_args(["-target", "bpf"])
+        .derive_default(true)
         .parse_callbacks(Box::new(Bytes))
         .generate()
         .expect("the types of bpf/intf.h cannot be told from it")

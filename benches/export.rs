@@ -191,15 +191,20 @@ fn window() -> HostView {
         ready_us: 12_345,
         ..TakerView::default()
     };
-    let vm = |number: u32| VmView {
-        name: format!("instance-{number:08x}"),
-        all: VcpuView {
-            vcpus: VCPUS,
-            ..vcpu.clone()
-        },
-        vcpus: (0..VCPUS).map(|number| (number, vcpu.clone())).collect(),
-        takers: ["vm", "cgroup", "kernel"].map(taker).to_vec(),
-        ..VmView::default()
+    let vm = |number: u32| {
+        let mut vm = VmView {
+            name: format!("instance-{number:08x}"),
+            all: VcpuView {
+                vcpus: VCPUS,
+                ..vcpu.clone()
+            },
+            vcpus: (0..VCPUS).map(|number| (number, vcpu.clone())).collect(),
+            takers: ["vm", "cgroup", "kernel"].map(taker).to_vec(),
+            ..VmView::default()
+        };
+        vm.identity.name.clone_from(&vm.name);
+        vm.identity.id = format!("6a4e3a0e-2f43-4b0a-9d63-6f0a{number:08x}");
+        vm
     };
     HostView {
         window_ms: 1000,

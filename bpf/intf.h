@@ -155,9 +155,9 @@ enum taker_kind {
 /* Who has a CPU in the place of a vCPU. */
 struct taker {
 	u32 kind; /* enum taker_kind */
-	u32 pad;
+	s32 pid; /* its thread */
 	u64 id; /* cgroup id, process, 0 */
-	char comm[16]; /* of the thread */
+	char comm[16]; /* of the thread; empty if that went first */
 };
 
 /* How a thread slept outside of the guest, as bits. */
@@ -182,17 +182,8 @@ struct off_cpu {
 	struct taker taker; /* who had its CPU first, or last if it woke up */
 };
 
-/* One vCPU since the observer knows it. Written by BPF. */
-struct vcpu_counters {
-	u64 kvm; /* address of its struct kvm, an opaque identity */
-	u32 tgid; /* the process that owns the VM */
-	u32 vcpu_id; /* its number in the VM */
-	s32 tid; /* its thread */
-	u32 phase; /* enum vcpu_phase */
-	s32 last_cpu; /* it ran on, -1: none */
-	u32 halts_on_cpu; /* its HLT or MWAIT do not exit */
-	u64 read_ns; /* when these counters were read, CLOCK_MONOTONIC */
-	u64 since_ns; /* when the phase began, CLOCK_MONOTONIC */
+/* What one vCPU did since the observer knows it: counters only. Written by BPF. */
+struct vcpu_counts {
 	u64 phase_ns[NR_PHASES]; /* in each, up to since_ns */
 	u64 halted_on_cpu_ns; /* of its running: the CPU was halted */
 	u64 halted_unread_ns; /* of its running: nobody knows whether it was */
@@ -204,7 +195,6 @@ struct vcpu_counters {
 	u64 migrations_far; /* of which with another last-level cache */
 	u64 stacked_ns; /* ready behind a sibling on one CPU although fewer
 			   siblings ran than it may use CPUs */
-	u64 longest_ready_ns; /* the longest single wait */
 	u64 ready_us[NR_BUCKETS]; /* waits for a CPU: bucket i holds less than
 				     2^i us and, but for 0, at least 2^(i-1) us */
 	u64 spin_exits; /* it left the guest because it executes PAUSE */
@@ -219,7 +209,22 @@ struct vcpu_counters {
 				       answered when it lost its CPU, until it
 				       ran; buckets as above */
 	u64 ipi_to_run_ns; /* the sum of these times */
-	u64 longest_ipi_ns; /* the longest of them */
+};
+
+/* One vCPU. Written by BPF. */
+struct vcpu_counters {
+	u64 kvm; /* address of its struct kvm, an opaque identity */
+	u32 tgid; /* the process that owns the VM */
+	u32 vcpu_id; /* its number in the VM */
+	s32 tid; /* its thread */
+	u32 phase; /* enum vcpu_phase */
+	s32 last_cpu; /* it ran on, -1: none */
+	u32 halts_on_cpu; /* its HLT or MWAIT do not exit */
+	u64 read_ns; /* when these counters were read, CLOCK_MONOTONIC */
+	u64 since_ns; /* when the phase began, CLOCK_MONOTONIC */
+	struct vcpu_counts counts;
+	u64 longest_ready_ns; /* the longest single wait */
+	u64 longest_ipi_ns; /* the longest time from an IPI until it ran */
 	struct off_cpu longest_off_cpu; /* that ended, or went on, since the
 					   reading before */
 };

@@ -63,6 +63,8 @@ struct observed {
 	u32 task_state; /* with which it left its CPU last */
 	u64 off_since_ns; /* it has no CPU, and was not halted then; 0: neither */
 	struct off_cpu off; /* what is known of that so far */
+	u64 taker; /* address of off.taker's task, never read without asking
+		      whether it is still that; 0: none */
 	bool spin_timed; /* KVM looks, in an exit whose time is taken, */
 	u64 spins_since_ns; /* and it has had its CPU since then */
 };
@@ -180,7 +182,7 @@ static void on_ipi(struct task_struct *p, struct kvm_vcpu___kvm *vcpu,
 
 	if (!sender)
 		return;
-	sender->counters.ipis++;
+	sender->counters.counts.ipis++;
 	word = &vm_of(sender)->ipi_vectors[vector / 32 % APIC_WORDS];
 	if (!(*word & bit))
 		__sync_fetch_and_or(word, bit);
@@ -196,7 +198,8 @@ static void on_ipi(struct task_struct *p, struct kvm_vcpu___kvm *vcpu,
 static void add_spin_time(struct observed *o, u64 now)
 {
 	if (o->spin_timed)
-		o->counters.spin_ns += SPIN_SAMPLE * (now - o->spins_since_ns);
+		o->counters.counts.spin_ns +=
+			SPIN_SAMPLE * (now - o->spins_since_ns);
 }
 
 static void on_spin(struct task_struct *p, bool in_kernel)
@@ -207,7 +210,7 @@ static void on_spin(struct task_struct *p, bool in_kernel)
 		return;
 	o->successor = 0;
 	/* There are many, and most of what one costs would be two clocks. */
-	if (o->counters.spin_exits++ % SPIN_SAMPLE)
+	if (o->counters.counts.spin_exits++ % SPIN_SAMPLE)
 		return;
 	o->spin_timed = true;
 	o->spins_since_ns = bpf_ktime_get_ns();
@@ -246,11 +249,11 @@ static void end_phase(struct vcpu_counters *v, u64 now)
 	u32 phase = v->phase;
 
 	if (phase < NR_PHASES)
-		v->phase_ns[phase] += now - v->since_ns;
+		v->counts.phase_ns[phase] += now - v->since_ns;
 	v->since_ns = now;
 }
 
-/* Who is @p, whose observed is @observed, that has a CPU? */
+/* Who is @p, whose observed is @observed, that has a CPU? Its name is for name_taker(). */
 static void note_taker(struct taker *taker, struct task_struct *p,
 		       struct observed *observed)
 {
@@ -264,7 +267,17 @@ static void note_taker(struct taker *taker, struct task_struct *p,
 		taker->kind = TAKER_CGROUP;
 		taker->id = p->cgroups->dfl_cgrp->kn->id;
 	}
-	bpf_probe_read_kernel(taker->comm, sizeof(taker->comm), p->comm);
+	taker->pid = p->pid;
+}
+
+/* The name of @taker's thread, whose task was at @address: that may be gone, or another's by
+ * now. */
+static void name_taker(struct taker *taker, u64 address)
+{
+	struct task_struct *p = (void *)address;
+
+	if (p && BPF_CORE_READ(p, pid) == taker->pid)
+		bpf_core_read(taker->comm, sizeof(taker->comm), &p->comm);
 }
 
 /* A wait for a CPU is over, for which @o says who was to blame. */
@@ -296,6 +309,7 @@ static void off_begins(struct observed *o, u64 now)
 	__builtin_memset(&o->off, 0, sizeof(o->off));
 	o->off.syscall = -1;
 	o->off.taker.kind = TAKER_NONE;
+	o->taker = 0;
 	o->off_since_ns = now;
 }
 
@@ -330,7 +344,7 @@ static void keep_longest(struct observed *o, struct task_struct *prev,
 {
 	struct vcpu_counters *v = &o->counters;
 	struct off_cpu *longest = &v->longest_off_cpu;
-	u64 ns = now - o->off_since_ns;
+	u64 ns = now - o->off_since_ns, taker = o->taker;
 
 	if (!o->off_since_ns || ns <= longest->ns)
 		return;
@@ -342,8 +356,11 @@ static void keep_longest(struct observed *o, struct task_struct *prev,
 		longest->ready_ns = now - v->since_ns;
 	if (v->phase == PHASE_LIMITED)
 		longest->limited_ns = now - v->since_ns;
-	if (prev && longest->taker.kind == TAKER_NONE)
+	if (prev && longest->taker.kind == TAKER_NONE) {
 		note_taker(&longest->taker, prev, before);
+		taker = (u64)prev;
+	}
+	name_taker(&longest->taker, taker);
 }
 
 /* What is said of @o's vCPU while it has this CPU ends. */
@@ -455,6 +472,7 @@ static void stops(struct task_struct *p, struct observed *o,
 	if (o->preempted)
 		note_unanswered_ipi(p, o, now);
 	note_taker(&o->off.taker, next, taker);
+	o->taker = (u64)next;
 }
 
 /* @p gets this CPU. */
@@ -470,18 +488,18 @@ static void runs(struct task_struct *p, struct observed *o, struct cpu_state *c,
 	end_phase(v, now);
 	v->phase = PHASE_RUNS;
 	o->spins_since_ns = now;
-	ipi_ns = wait_ends(&o->ipi_waits_ns, v->ipi_to_run, now);
-	v->ipi_to_run_ns += ipi_ns;
+	ipi_ns = wait_ends(&o->ipi_waits_ns, v->counts.ipi_to_run, now);
+	v->counts.ipi_to_run_ns += ipi_ns;
 	if (ipi_ns > v->longest_ipi_ns)
 		v->longest_ipi_ns = ipi_ns;
 	if (v->last_cpu >= 0 && v->last_cpu != cpu) {
-		v->migrations++;
+		v->counts.migrations++;
 		if (domain_of(v->last_cpu) != domain_of(cpu))
-			v->migrations_far++;
+			v->counts.migrations_far++;
 	}
 	v->last_cpu = cpu;
 	if (waited) {
-		count_time(v->ready_us, waited_ns);
+		count_time(v->counts.ready_us, waited_ns);
 		if (waited_ns > v->longest_ready_ns)
 			v->longest_ready_ns = waited_ns;
 	}
@@ -489,16 +507,17 @@ static void runs(struct task_struct *p, struct observed *o, struct cpu_state *c,
 	if (waited && o->preempted) {
 		count_taker(o, waited_ns);
 		if (was_in_guest_kernel(vcpu_now(p, o)))
-			v->preempted_kernel++;
+			v->counts.preempted_kernel++;
 		else
-			v->preempted_user++;
+			v->counts.preempted_user++;
 	}
 	o->preempted = false;
 	if (v->halts_on_cpu)
 		halt_begins(&o->halt, now);
 	if (waited && c->kvm == v->kvm && c->tgid == v->tgid &&
 	    c->pid != p->pid && vm_of(o)->nr_running < p->nr_cpus_allowed)
-		v->stacked_ns += c->ran_ns < waited_ns ? c->ran_ns : waited_ns;
+		v->counts.stacked_ns +=
+			c->ran_ns < waited_ns ? c->ran_ns : waited_ns;
 	__sync_fetch_and_add(&vm_of(o)->nr_running, 1);
 }
 
@@ -544,7 +563,7 @@ int BPF_PROG(wakes, struct task_struct *p)
 		off_begins(o, now);
 	end_phase(v, now);
 	v->phase = PHASE_READY;
-	v->wakeups++;
+	v->counts.wakeups++;
 	note_unanswered_ipi(p, o, now);
 	return 0;
 }
@@ -562,16 +581,16 @@ int BPF_PROG(yield_ends, struct task_struct *p, bool preempt, int yielded)
 	if (!o)
 		return 0;
 	v = &o->counters;
-	v->yields_offered++;
+	v->counts.yields_offered++;
 	if (yielded > 0) {
 		if (o->successor == p->pid)
-			v->yields_served++;
+			v->counts.yields_served++;
 	} else {
 		target = lookup(p);
 		if (target && target->counters.phase == PHASE_READY)
-			v->yields_refused++;
+			v->counts.yields_refused++;
 		else
-			v->yields_not_ready++;
+			v->counts.yields_not_ready++;
 	}
 	o->successor = 0;
 	return 0;
@@ -624,10 +643,11 @@ int read_vcpus(struct bpf_iter__task *ctx)
 	v = &o->counters;
 	vcpu = vcpu_now(p, o);
 	if (vcpu)
-		v->poll_ns = kvm_read(vcpu, stat.generic.halt_poll_success_ns) +
-			     kvm_read(vcpu, stat.generic.halt_poll_fail_ns);
-	v->halted_on_cpu_ns = o->halt.halted_ns;
-	v->halted_unread_ns = o->halt.unread_ns;
+		v->counts.poll_ns =
+			kvm_read(vcpu, stat.generic.halt_poll_success_ns) +
+			kvm_read(vcpu, stat.generic.halt_poll_fail_ns);
+	v->counts.halted_on_cpu_ns = o->halt.halted_ns;
+	v->counts.halted_unread_ns = o->halt.unread_ns;
 	v->read_ns = bpf_ktime_get_ns();
 	if (v->phase == PHASE_AWAY)
 		note_sleep(p, o);

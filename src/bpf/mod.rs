@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! What the build makes of `bpf/`: the skeletons of the two BPF objects, and the
 //! types of `intf.h`; and how a map's value becomes one of these. Its modules are what the scheduler and the observer have
-//! in common: what is seen of KVM ([`sight`]), and clocks of halted time ([`halt`]).
+//! in common: what is seen of KVM ([`sight`]), clocks of halted time ([`halt`]), and what counters gained ([`counts`]).
 
+pub(crate) mod counts;
 pub(crate) mod halt;
 pub(crate) mod sight;
 

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! A module per subcommand; which ones there are says `cli`. Not for what several of them need.
 
+pub(crate) mod caps;
 pub mod compare;
 pub(crate) mod doctor;
 pub(crate) mod export;

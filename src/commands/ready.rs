@@ -5,9 +5,11 @@ use crate::commands::why::{Asked, gather};
 use crate::host::paths::Host;
 use crate::observer::view::VcpuView;
 use crate::process::exit::Failure;
+use crate::text::duration::parse_interval;
 use crate::text::table::{json_line, print};
 use clap::Args;
 use serde::Serialize;
+use std::time::Duration;
 
 /// The options of `cohort ready`.
 #[derive(Args, Clone, Debug)]
@@ -15,9 +17,9 @@ pub struct ReadyOptions {
     #[command(flatten)]
     asked: Asked,
 
-    /// For how long to look, in seconds; 1 to 3600. vCenter's charts in real time have samples of 20 s
-    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(1..=3600), conflicts_with = "recording")]
-    seconds: u64,
+    /// For how long to look; 1s to 1h, a number without a unit is in seconds. vCenter's charts in real time have samples of 20 s
+    #[arg(long = "for", value_name = "TIME", visible_alias = "seconds", default_value = "20s", value_parser = parse_interval, conflicts_with = "recording")]
+    length: Duration,
 
     /// Print one line of JSON instead
     #[arg(long)]
@@ -75,7 +77,7 @@ impl<'a> Ready<'a> {
 /// # Errors
 /// With [`crate::process::exit::Exit::NoSuchVm`] when it is not clear which VM is meant, and as the observer or the recording has them.
 pub fn ready(options: &ReadyOptions, host: &Host) -> Result<(), Failure> {
-    let Some(facts) = gather(&options.asked, options.seconds, host)? else {
+    let Some(facts) = gather(&options.asked, options.length, host)? else {
         return Ok(());
     };
     let ready = Ready::of(facts.name(), facts.vm.ms, facts.all());

@@ -4,7 +4,7 @@
 use crate::host::paths::Host;
 use crate::process::exit::{Exit, Failure};
 use crate::scheduler::metrics::HostStats;
-use crate::scheduler::stats_server::connect;
+use crate::scheduler::stats_server::{PATIENCE, connect};
 use crate::text::duration::parse_interval;
 use crate::text::table;
 use clap::Args;
@@ -29,7 +29,7 @@ pub struct StatsOptions {
 
 /// Prints windows until told to stop, or until `cohort run` ends.
 pub fn stats(options: &StatsOptions, host: &Host) -> Result<(), Failure> {
-    let mut client = connect(host)?;
+    let mut client = connect(host, PATIENCE)?;
     let mut printed = 0;
     loop {
         let host_stats: HostStats = client.request("stats", vec![]).map_err(|error| {

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Whether a kernel's type information (BTF) is good enough to load a sched_ext scheduler. Not for finding types: that
-//! is libbpf's work. Kinds that are unknown here are unknown to libbpf, too, which would refuse to load anything.
+//! Whether a kernel's type information (BTF) is good enough to load a sched_ext scheduler. Reading it is libbpf's work.
 //!
 //! A kernel function that BPF may call carries the declaration tag `bpf_kfunc` in BTF. Some Debian builds lack it on
 //! some functions of sched_ext. The build step that hides a kfunc's implicit last argument goes by that tag, so such a
@@ -10,10 +9,10 @@
 //! 7.3.4 of trixie-backports sound.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::{self, File};
-use std::io::{self, Read as _};
+use std::ffi::CStr;
 use std::path::Path;
 
+use anyhow::{Context, Result};
 use libbpf_rs::AsRawLibbpf as _;
 use libbpf_rs::btf::Btf;
 use libbpf_rs::libbpf_sys;
@@ -22,10 +21,8 @@ use serde::{Deserialize, Serialize};
 /// Where a running kernel shows its BTF.
 pub const RUNNING_KERNEL: &str = "/sys/kernel/btf/vmlinux";
 
-const KFUNC_TAG: &str = "bpf_kfunc";
-/// What raw BTF begins with, in the machine's byte order.
-const MAGIC: u16 = 0xeb9f;
-const OPS: &str = "sched_ext_ops";
+const KFUNC_TAG: &CStr = c"bpf_kfunc";
+const OPS: &CStr = c"sched_ext_ops";
 
 /// The kernel functions that the scheduler cannot do without. In each row, the first that the kernel has is the one that
 /// scx's compat.bpf.h calls; the others are its names on older kernels, down to Linux 6.12.
@@ -121,48 +118,12 @@ impl std::fmt::Display for Soundness {
     }
 }
 
-/// Why a kernel's BTF cannot be judged.
-#[derive(Debug, thiserror::Error)]
-pub enum Error {
-    /// The file cannot be read.
-    #[error("it cannot be read: {0}")]
-    Unreadable(#[from] io::Error),
-    /// The file is neither BTF nor an ELF file that holds some.
-    #[error("it holds no BTF: {0}")]
-    NoBtf(#[from] libbpf_rs::Error),
-    /// The BTF ends early, or points to what is not in it.
-    #[error("it is cut off or damaged")]
-    Damaged,
-    /// The kernel is newer than this program, and than the libbpf in it.
-    #[error("it has types of kind {0}, which this version of Cohort does not know")]
-    UnknownKind(u32),
-}
-
 /// Checks the BTF in `path`: a raw BTF file such as [`RUNNING_KERNEL`], or an ELF file with a section `.BTF`.
 ///
 /// # Errors
-///
-/// If the file cannot be read or holds no BTF. An unsound kernel is a result, not an error.
-pub fn check(path: impl AsRef<Path>) -> Result<Soundness, Error> {
-    let path = path.as_ref();
-    let mut magic = [0; 2];
-    File::open(path)?.read_exact(&mut magic)?;
-    if magic == MAGIC.to_ne_bytes() {
-        return check_raw(&fs::read(path)?);
-    }
-    let btf = Btf::from_path(path)?;
-    let mut length = 0;
-    // SAFETY: `btf` is alive, and libbpf writes one u32.
-    let data = unsafe { libbpf_sys::btf__raw_data(btf.as_libbpf_object().as_ptr(), &mut length) };
-    if data.is_null() {
-        return Err(io::Error::last_os_error().into());
-    }
-    // SAFETY: libbpf says how long the data are, and keeps them as long as `btf`.
-    check_raw(unsafe { std::slice::from_raw_parts(data.cast(), length as usize) })
-}
-
-/// One pass over the bare data: a kernel has 150,000 types, and libbpf-rs makes an object and a name of each.
-fn check_raw(btf: &[u8]) -> Result<Soundness, Error> {
+/// If the file cannot be read, or libbpf finds no BTF in it. An unsound kernel is a result, not an error.
+pub fn check(path: impl AsRef<Path>) -> Result<Soundness> {
+    let btf = Btf::from_path(path).context("it holds no BTF that libbpf knows")?;
     let needed: HashSet<&[u8]> = NEEDED_KFUNCS
         .iter()
         .flat_map(|names| names.iter())
@@ -172,17 +133,15 @@ fn check_raw(btf: &[u8]) -> Result<Soundness, Error> {
     let mut has_sched_ext = false;
     let mut kfuncs: HashSet<u32> = HashSet::new();
     let mut functions: HashMap<&[u8], Vec<u32>> = HashMap::new();
-    let mut types = Types::new(btf).ok_or(Error::Damaged)?;
-    while let Some(found) = types.next()? {
+    for found in types(&btf) {
         match found.kind {
-            libbpf_sys::BTF_KIND_STRUCT => has_sched_ext |= found.name == OPS.as_bytes(),
-            libbpf_sys::BTF_KIND_FUNC if needed.contains(found.name) => {
-                functions.entry(found.name).or_default().push(found.id);
+            libbpf_sys::BTF_KIND_STRUCT => has_sched_ext |= found.name == OPS,
+            libbpf_sys::BTF_KIND_FUNC if needed.contains(found.name.to_bytes()) => {
+                let ids = functions.entry(found.name.to_bytes()).or_default();
+                ids.push(found.id);
             }
-            libbpf_sys::BTF_KIND_DECL_TAG
-                if found.marks_whole() && found.name == KFUNC_TAG.as_bytes() =>
-            {
-                kfuncs.insert(found.size_or_type);
+            libbpf_sys::BTF_KIND_DECL_TAG if found.name == KFUNC_TAG => {
+                kfuncs.extend(found.tagged_whole);
             }
             _ => {}
         }
@@ -194,117 +153,35 @@ fn check_raw(btf: &[u8]) -> Result<Soundness, Error> {
     }))
 }
 
-/// The types of raw BTF in their order. Layout: Documentation/bpf/btf.rst, "BTF Type and String Encoding".
-struct Types<'btf> {
-    /// What is left.
-    types: &'btf [u8],
-    strings: &'btf [u8],
-    /// The number of types seen so far, which is the last one's id.
-    seen: u32,
-}
-
-/// A type as it is in BTF.
+/// What is needed of a type in BTF.
 struct Type<'btf> {
     id: u32,
     kind: u32,
-    name: &'btf [u8],
-    size_or_type: u32,
-    /// What follows it, as its kind has it.
-    tail: &'btf [u8],
+    name: &'btf CStr,
+    /// Of a declaration tag: the type that it marks as a whole, and not an argument or a field of it.
+    tagged_whole: Option<u32>,
 }
 
-impl Type<'_> {
-    /// Of a declaration tag: it is for a whole function, and not for one of its arguments.
-    fn marks_whole(&self) -> bool {
-        self.tail == (-1i32).to_ne_bytes()
-    }
-}
-
-impl<'btf> Types<'btf> {
-    /// `None` if the header is damaged.
-    fn new(btf: &'btf [u8]) -> Option<Self> {
-        let header = size_of::<libbpf_sys::btf_header>();
-        let [
-            length,
-            type_offset,
-            type_length,
-            string_offset,
-            string_length,
-        ] = words(btf.get(4..header)?);
-        if length < header as u32 {
-            return None;
+/// All types. A kernel has 150,000, and libbpf-rs would make an object of each.
+fn types<'btf>(btf: &'btf Btf<'_>) -> impl Iterator<Item = Type<'btf>> {
+    let raw = btf.as_libbpf_object().as_ptr();
+    // The type 0 is `void`, which has neither name nor tag.
+    (1..btf.len() as u32).map(move |id| {
+        // SAFETY: `btf` lives as long as what is made of it, and libbpf has checked when it read it that each of its types is
+        // whole, a tag's own part included, and that each name lies among its strings, which end with zeros.
+        unsafe {
+            let head = libbpf_sys::btf__type_by_id(raw, id);
+            let kind = (*head).info >> 24 & 0x1f;
+            let tag = head.add(1).cast::<libbpf_sys::btf_decl_tag>();
+            let is_whole = kind == libbpf_sys::BTF_KIND_DECL_TAG && (*tag).component_idx == -1;
+            Type {
+                id,
+                kind,
+                name: CStr::from_ptr(libbpf_sys::btf__name_by_offset(raw, (*head).name_off)),
+                tagged_whole: is_whole.then(|| (*head).__bindgen_anon_1.type_),
+            }
         }
-        let sections = btf.get(length as usize..)?;
-        Some(Self {
-            types: part(sections, type_offset, type_length)?,
-            strings: part(sections, string_offset, string_length)?,
-            seen: 0,
-        })
-    }
-
-    fn next(&mut self) -> Result<Option<Type<'btf>>, Error> {
-        if self.types.is_empty() {
-            return Ok(None);
-        }
-        let (head, rest) = self
-            .types
-            .split_at_checked(size_of::<libbpf_sys::btf_type>())
-            .ok_or(Error::Damaged)?;
-        let [name, info, size_or_type] = words(head);
-        let kind = info >> 24 & 0x1f;
-        let length = tail_length(kind, info as usize & 0xffff).ok_or(Error::UnknownKind(kind))?;
-        let (tail, rest) = rest.split_at_checked(length).ok_or(Error::Damaged)?;
-        self.types = rest;
-        self.seen += 1;
-        Ok(Some(Type {
-            id: self.seen,
-            kind,
-            name: self.string(name).ok_or(Error::Damaged)?,
-            size_or_type,
-            tail,
-        }))
-    }
-
-    fn string(&self, offset: u32) -> Option<&'btf [u8]> {
-        let from = self.strings.get(offset as usize..)?;
-        from.split(|byte| *byte == 0).next()
-    }
-}
-
-/// Bytes after a type of this kind; `entries` says of what has several how many it has.
-fn tail_length(kind: u32, entries: usize) -> Option<usize> {
-    use libbpf_sys::*;
-    Some(match kind {
-        BTF_KIND_PTR | BTF_KIND_FWD | BTF_KIND_TYPEDEF | BTF_KIND_VOLATILE | BTF_KIND_CONST
-        | BTF_KIND_RESTRICT | BTF_KIND_FUNC | BTF_KIND_FLOAT | BTF_KIND_TYPE_TAG => 0,
-        BTF_KIND_INT => size_of::<u32>(),
-        BTF_KIND_ARRAY => size_of::<btf_array>(),
-        BTF_KIND_STRUCT | BTF_KIND_UNION => entries * size_of::<btf_member>(),
-        BTF_KIND_ENUM => entries * size_of::<btf_enum>(),
-        BTF_KIND_ENUM64 => entries * size_of::<btf_enum64>(),
-        BTF_KIND_FUNC_PROTO => entries * size_of::<btf_param>(),
-        BTF_KIND_VAR => size_of::<btf_var>(),
-        BTF_KIND_DATASEC => entries * size_of::<btf_var_secinfo>(),
-        BTF_KIND_DECL_TAG => size_of::<btf_decl_tag>(),
-        _ => return None,
     })
-}
-
-/// The first N words of `bytes`, which are long enough.
-fn words<const N: usize>(bytes: &[u8]) -> [u32; N] {
-    std::array::from_fn(|i| {
-        let word = [
-            bytes[4 * i],
-            bytes[4 * i + 1],
-            bytes[4 * i + 2],
-            bytes[4 * i + 3],
-        ];
-        u32::from_ne_bytes(word)
-    })
-}
-
-fn part(bytes: &[u8], offset: u32, length: u32) -> Option<&[u8]> {
-    bytes.get(offset as usize..)?.get(..length as usize)
 }
 
 /// `tagged` tells of a function's name whether it carries the kfunc tag, if that says anything; None if there is no such
@@ -347,6 +224,18 @@ mod tests {
 
     impl Writer {
         fn add(&mut self, name: &str, kind: u32, size_or_type: u32, tail: &[u8]) -> u32 {
+            self.add_several(name, kind, 0, size_or_type, tail)
+        }
+
+        /// One that has several arguments or fields, which are its tail.
+        fn add_several(
+            &mut self,
+            name: &str,
+            kind: u32,
+            count: u32,
+            size_or_type: u32,
+            tail: &[u8],
+        ) -> u32 {
             let offset = if name.is_empty() {
                 0
             } else {
@@ -356,7 +245,7 @@ mod tests {
                 self.strings.extend_from_slice(name.as_bytes());
                 self.strings.push(0);
             }
-            for word in [offset, kind << 24, size_or_type] {
+            for word in [offset, kind << 24 | count, size_or_type] {
                 self.types.extend_from_slice(&word.to_le_bytes());
             }
             self.types.extend_from_slice(tail);
@@ -389,7 +278,7 @@ mod tests {
             let function = writer.add(name, BTF_KIND_FUNC, proto, &[]);
             if is_tagged(name) {
                 writer.add(
-                    KFUNC_TAG,
+                    "bpf_kfunc",
                     BTF_KIND_DECL_TAG,
                     function,
                     &(-1i32).to_le_bytes(),
@@ -399,16 +288,16 @@ mod tests {
         writer.finish()
     }
 
-    fn check_bytes(bytes: &[u8]) -> Soundness {
+    fn check_bytes(bytes: &[u8]) -> Result<Soundness> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("btf");
         std::fs::write(&path, bytes).unwrap();
-        check(&path).unwrap()
+        check(&path)
     }
 
     #[test]
     fn a_kernel_whose_kfuncs_are_tagged_is_sound() {
-        let soundness = check_bytes(&kernel_btf("sched_ext_ops", |_| true));
+        let soundness = check_bytes(&kernel_btf("sched_ext_ops", |_| true)).unwrap();
         assert!(soundness.is_sound(), "{soundness}");
         assert_eq!(soundness.to_string(), "sound");
     }
@@ -418,7 +307,8 @@ mod tests {
         let untagged = ["scx_bpf_kick_cpu", "scx_bpf_task_set_slice"];
         let soundness = check_bytes(&kernel_btf("sched_ext_ops", |name| {
             !untagged.contains(&name)
-        }));
+        }))
+        .unwrap();
         assert!(!soundness.is_sound());
         assert!(soundness.missing_kfuncs.is_empty());
         assert_eq!(
@@ -435,13 +325,13 @@ mod tests {
 
     #[test]
     fn tags_say_nothing_where_there_are_none() {
-        let soundness = check_bytes(&kernel_btf("sched_ext_ops", |_| false));
+        let soundness = check_bytes(&kernel_btf("sched_ext_ops", |_| false)).unwrap();
         assert!(soundness.is_sound(), "{soundness}");
     }
 
     #[test]
     fn a_kernel_without_sched_ext_says_so() {
-        let soundness = check_bytes(&kernel_btf("other_ops", |_| true));
+        let soundness = check_bytes(&kernel_btf("other_ops", |_| true)).unwrap();
         assert!(!soundness.is_sound());
         assert!(
             soundness.to_string().contains("no sched_ext"),
@@ -472,16 +362,19 @@ mod tests {
     fn only_a_tag_of_the_whole_function_makes_a_kfunc() {
         let mut writer = Writer::default();
         writer.add("sched_ext_ops", BTF_KIND_STRUCT, 8, &[]);
+        // With one argument, which a tag can be on.
+        let argument = [0; size_of::<libbpf_sys::btf_param>()];
+        let proto = writer.add_several("", BTF_KIND_FUNC_PROTO, 1, 0, &argument);
         for (name, tag, component) in [
-            ("scx_bpf_now", KFUNC_TAG, -1i32),
+            ("scx_bpf_now", "bpf_kfunc", -1i32),
             ("scx_bpf_now", "other", -1),
-            ("scx_bpf_task_cpu", KFUNC_TAG, 0),
+            ("scx_bpf_task_cpu", "bpf_kfunc", 0),
             ("scx_bpf_kick_cpu", "other", -1),
         ] {
-            let function = writer.add(name, BTF_KIND_FUNC, 0, &[]);
+            let function = writer.add(name, BTF_KIND_FUNC, proto, &[]);
             writer.add(tag, BTF_KIND_DECL_TAG, function, &component.to_ne_bytes());
         }
-        let soundness = check_raw(&writer.finish()).unwrap();
+        let soundness = check_bytes(&writer.finish()).unwrap();
         assert_eq!(
             soundness.untagged_kfuncs,
             ["scx_bpf_task_cpu", "scx_bpf_kick_cpu"]
@@ -494,29 +387,24 @@ mod tests {
     }
 
     #[test]
-    fn btf_that_ends_anywhere_is_an_error() {
+    fn btf_that_ends_early_is_an_error() {
         let whole = kernel_btf("sched_ext_ops", |_| true);
-        for length in 0..whole.len() {
-            assert!(check_raw(&whole[..length]).is_err(), "{length} bytes");
+        for length in [0, 10, 24, 40, whole.len() - 1] {
+            assert!(check_bytes(&whole[..length]).is_err(), "{length} bytes");
         }
     }
 
     #[test]
-    fn a_kind_that_nobody_knows_is_an_error() {
+    fn a_kind_that_libbpf_does_not_know_is_an_error() {
         let mut writer = Writer::default();
         writer.add("new", 31, 0, &[]);
-        let error = check_raw(&writer.finish()).unwrap_err();
-        assert!(error.to_string().contains("kind 31"), "{error}");
+        assert!(check_bytes(&writer.finish()).is_err());
     }
 
-    /// libbpf's view of a real kernel, where there is one, and this one's.
     #[test]
-    fn the_running_kernel_has_as_many_types_as_libbpf_finds() {
-        let (Ok(raw), Ok(btf)) = (fs::read(RUNNING_KERNEL), Btf::from_path(RUNNING_KERNEL)) else {
-            return;
-        };
-        let mut types = Types::new(&raw).unwrap();
-        while types.next().unwrap().is_some() {}
-        assert_eq!(types.seen as usize + 1, btf.len());
+    fn the_running_kernel_can_be_judged() {
+        if Path::new(RUNNING_KERNEL).exists() {
+            check(RUNNING_KERNEL).unwrap();
+        }
     }
 }

@@ -95,6 +95,23 @@ pub fn path_in(text: &str) -> Option<String> {
     path.map(str::to_owned)
 }
 
+/// Whether libvirt made the cgroup `path` for some of a VM's threads, below the VM's own: what Cohort takes for one VM.
+pub fn is_below_vm(path: &str) -> bool {
+    let above = Path::new(path).ancestors().skip(1);
+    let mut names = above.filter_map(|path| path.file_name()?.to_str());
+    names.any(|name| name == LIBVIRT || name.ends_with(LIBVIRT_ALONE))
+}
+
+/// The cgroups of the threads of process `tgid`, each once.
+pub fn paths_of_threads(proc: &Path, tgid: u32) -> BTreeSet<String> {
+    let threads = fs::read_dir(proc.join(format!("{tgid}/task")));
+    let threads = threads.into_iter().flatten().flatten();
+    let text = |thread: fs::DirEntry| fs::read_to_string(thread.path().join("cgroup")).ok();
+    threads
+        .filter_map(|thread| path_in(&text(thread)?))
+        .collect()
+}
+
 /// What one cgroup above a thread allows that, and how often it stopped it.
 #[derive(Clone, Debug, Default, Eq, PartialEq)]
 pub struct Level {

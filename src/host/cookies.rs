@@ -6,7 +6,7 @@
 //! cookies unless it implements them, and Cohort does not: it must not run where
 //! somebody relies on them.
 
-use std::fs;
+use crate::host::threads;
 use std::io;
 use std::path::Path;
 
@@ -33,8 +33,8 @@ pub fn find_cookie(
     proc: &Path,
     cookie_of: impl Fn(u32) -> io::Result<u64>,
 ) -> io::Result<Option<CookieHolder>> {
-    for process in numbered_entries(proc)? {
-        let Ok(threads) = numbered_entries(&proc.join(format!("{process}/task"))) else {
+    for process in threads::numbers(proc)? {
+        let Ok(threads) = threads::numbers(&proc.join(format!("{process}/task"))) else {
             continue;
         };
         for tid in threads {
@@ -74,20 +74,12 @@ pub fn kernel_cookie(tid: u32) -> io::Result<u64> {
     }
 }
 
-fn numbered_entries(folder: &Path) -> io::Result<Vec<u32>> {
-    let entries = fs::read_dir(folder)?;
-    Ok(entries
-        .flatten()
-        .filter_map(|entry| entry.file_name().to_str()?.parse().ok())
-        .collect())
-}
-
 fn holder(proc: &Path, tid: u32) -> CookieHolder {
-    let name = fs::read_to_string(proc.join(format!("{tid}/comm"))).map_or_else(
-        |_| String::from("unnamed"),
-        |comm| comm.trim_end().to_owned(),
-    );
-    CookieHolder { tid, name }
+    let name = threads::name_of(&proc.join(tid.to_string()));
+    CookieHolder {
+        tid,
+        name: name.unwrap_or_else(|| String::from("unnamed")),
+    }
 }
 
 #[cfg(test)]

@@ -200,7 +200,7 @@ fn check_btf(host: &Host) -> Result<(), Refusal> {
     let finding = match btf::check(host.sys.join("kernel/btf/vmlinux")) {
         Ok(soundness) if soundness.is_sound() => return Ok(()),
         Ok(soundness) => soundness.to_string(),
-        Err(error) => error.to_string(),
+        Err(error) => format!("{error:#}"),
     };
     Err(Refusal::UnsoundBtf {
         release: release(host)?,

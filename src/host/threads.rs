@@ -5,6 +5,7 @@ use super::affinity::allowed_cpus_of_thread;
 use super::cgroups::path_in;
 use std::collections::BTreeSet;
 use std::fs;
+use std::io;
 use std::path::Path;
 
 /// What a thread is for.
@@ -37,6 +38,12 @@ pub struct Thread {
     pub ran_ns: u64,
     /// For how long it has waited for a CPU, ns.
     pub waited_ns: u64,
+}
+
+/// The numbers in procfs, or in a folder `task` there: of processes, or of threads.
+pub fn numbers(folder: &Path) -> io::Result<impl Iterator<Item = u32> + use<>> {
+    let entries = fs::read_dir(folder)?.flatten();
+    Ok(entries.filter_map(|entry| entry.file_name().to_str()?.parse().ok()))
 }
 
 /// The threads of process `tgid`, and those of the kernel that serve it.

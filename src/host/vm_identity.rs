@@ -8,7 +8,7 @@
 //! | openstack | SMBIOS `manufacturer=OpenStack Foundation` | libvirt's (`instance-0000002a`) | UUID | |
 //! | proxmox | cgroup `/qemu.slice/VMID.scope` | `-name` | VMID | |
 //! | libvirt | cgroup `machine-qemu…`, or `guest=` and `-uuid` | `-name guest=` | UUID | |
-//! | firecracker | the program | `--id` | | |
+//! | firecracker | the program | `--id` | `--id` | |
 //! | cloud-hypervisor | the program | file name of its API socket | | |
 //! | none of these | | `-name`, or the process's name and number | UUID, if it has one | |
 
@@ -61,10 +61,28 @@ impl VmIdentity {
         }
     }
 
-    /// Its name where several VMs have the same: with the process beside it.
-    pub fn distinct_name(&self, tgid: u32) -> String {
-        format!("{} ({tgid})", self.name)
+    /// What tables call it: VMs of several owners may have the same name.
+    pub fn shown(&self) -> String {
+        match self.owner.as_str() {
+            "" => self.name.clone(),
+            owner => format!("{owner}/{}", self.name),
+        }
     }
+
+    /// What names this VM and no other for as long as it lives, on each host to which it moves: owner and name, or what its
+    /// manager has for it. One that has neither does not move, and has its process beside its name.
+    pub fn lasting(&self, tgid: u32) -> String {
+        match (self.owner.as_str(), self.id.as_str()) {
+            ("", "") => distinct(&self.name, tgid),
+            ("", id) => id.to_owned(),
+            _ => self.shown(),
+        }
+    }
+}
+
+/// `name`, which several VMs have, with the process beside it.
+pub fn distinct(name: &str, tgid: u32) -> String {
+    format!("{name} ({tgid})")
 }
 
 fn identity(arguments: &Arguments<'_>, cgroup: &str) -> VmIdentity {
@@ -76,7 +94,7 @@ fn identity(arguments: &Arguments<'_>, cgroup: &str) -> VmIdentity {
     };
     let value = |option| arguments.value(option).unwrap_or_default().to_owned();
     match arguments.program() {
-        "firecracker" => return identity("firecracker", value("id"), String::new()),
+        "firecracker" => return identity("firecracker", value("id"), value("id")),
         "cloud-hypervisor" => {
             let socket = value("api-socket");
             // Newer ones may write path=…, or hand over a file descriptor.
@@ -285,7 +303,7 @@ mod tests {
             ],
             "",
         );
-        assert_eq!(is(&identity), ["firecracker", "fn-7", "", ""]);
+        assert_eq!(is(&identity), ["firecracker", "fn-7", "fn-7", ""]);
         let identity = of(&["cloud-hypervisor", "--api-socket=/run/ch/blue.sock"], "");
         assert_eq!(is(&identity), ["cloud-hypervisor", "blue", "", ""]);
         let identity = of(
@@ -312,6 +330,23 @@ mod tests {
         assert_eq!(of(&["qemu", "-name", "debug-threads=on"], "").name, "vmm-7");
         assert_eq!(of(&["qemu", "-name"], "").name, "vmm-7");
         assert_eq!(of(&["qemu", "-m", "1G"], "").name, "vmm-7");
+    }
+
+    #[test]
+    fn what_lasts_is_the_managers_own_or_bound_to_the_process() {
+        let identity = |name: &str, id: &str, owner: &str| VmIdentity {
+            name: name.to_owned(),
+            id: id.to_owned(),
+            owner: owner.to_owned(),
+            ..VmIdentity::default()
+        };
+        let lasting = |name, id, owner| identity(name, id, owner).lasting(7);
+        assert_eq!(lasting("db-0", UUID, "shop"), "shop/db-0");
+        assert_eq!(lasting("web-1", UUID, ""), UUID);
+        assert_eq!(lasting("mail", "100", ""), "100");
+        assert_eq!(lasting("db", "", ""), "db (7)");
+        assert_eq!(identity("db-0", UUID, "shop").shown(), "shop/db-0");
+        assert_eq!(identity("web-1", UUID, "").shown(), "web-1");
     }
 
     #[test]

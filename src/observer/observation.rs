@@ -3,19 +3,16 @@
 //! is not done here, nor is printing.
 
 use crate::bpf::halt::HaltSight;
-use crate::bpf::intf;
+use crate::bpf::{counts, intf};
 use crate::host::cgroups::Competition;
 use crate::host::pressure::Pressure;
-use crate::host::vm_identity::VmIdentity;
+use crate::host::vm_identity::{VmIdentity, distinct};
 use crate::observer::entitlement::{Group, WEIGHT_DEFAULT, bound_by_cpu_sets, entitlements_ns};
 use crate::observer::view::{
     HaltedBy, HostView, OffCpuView, PressureView, TakerView, VcpuView, VmView,
 };
 use crate::scheduler::metrics::percent;
 use std::collections::{BTreeMap, BTreeSet, HashMap};
-
-const BUCKETS: usize = intf::cohort_limits_NR_BUCKETS as usize;
-const PHASES: usize = intf::vcpu_phase_NR_PHASES as usize;
 
 /// How often somebody took a CPU from a VM, at one moment.
 #[derive(Clone, Copy)]
@@ -190,23 +187,21 @@ fn gained(after: u64, before: u64) -> u64 {
 
 /// What VMs are called; those with a name in common get their process behind it.
 fn vm_names(tgids: impl Iterator<Item = u32>, after: &Observation) -> HashMap<u32, String> {
-    let named: Vec<(u32, VmIdentity)> = tgids
-        .map(|tgid| {
-            (
-                tgid,
-                after.identities.get(&tgid).cloned().unwrap_or_default(),
-            )
-        })
-        .collect();
-    let mut namesakes: HashMap<&str, u32> = HashMap::new();
-    for (_, identity) in &named {
-        *namesakes.entry(&identity.name).or_default() += 1;
-    }
-    let name = |(tgid, identity): &(u32, VmIdentity)| match namesakes[identity.name.as_str()] {
-        1 => (*tgid, identity.name.clone()),
-        _ => (*tgid, identity.distinct_name(*tgid)),
+    let shown = |tgid| {
+        let identity = after.identities.get(&tgid);
+        (tgid, identity.map(VmIdentity::shown).unwrap_or_default())
     };
-    named.iter().map(name).collect()
+    let mut names: HashMap<u32, String> = tgids.map(shown).collect();
+    let mut namesakes: HashMap<String, u32> = HashMap::new();
+    for name in names.values() {
+        *namesakes.entry(name.clone()).or_default() += 1;
+    }
+    for (&tgid, name) in &mut names {
+        if namesakes[name] > 1 {
+            *name = distinct(name, tgid);
+        }
+    }
+    names
 }
 
 /// The CPU time that each vCPU, by process and number, was entitled to. Of what is no vCPU only the CPU time is known,
@@ -262,7 +257,7 @@ fn entitlements(
         };
         groups.push(group(place, 0.0));
         for (&number, vcpu) in vcpus {
-            let used_ns = vcpu.phase_ns[intf::vcpu_phase_PHASE_RUNS as usize] as f64;
+            let used_ns = vcpu.counts.phase_ns[intf::vcpu_phase_PHASE_RUNS as usize] as f64;
             groups[place].demand_ns -= used_ns + late_ns.min(used_ns);
             places.insert((tgid, number), groups.len());
             groups.push(group(vm, vcpu.demand_ns() as f64));
@@ -352,7 +347,7 @@ fn takers(
 struct Gain {
     kvm: u64,
     vcpus: u32,
-    phase_ns: [u64; PHASES],
+    counts: intf::vcpu_counts,
     halted_by: HaltedBy,
     /// Of the time in which it was ready: the scheduler held it back for a cap.
     held_back_ns: u64,
@@ -362,25 +357,19 @@ struct Gain {
     longest_ready_ns: u64,
     longest_ipi_ns: u64,
     longest_off_cpu: Option<intf::off_cpu>,
-    /// All others, in the order of [`Gain::COUNTERS`].
-    counts: [u64; Gain::COUNTERS],
-    ipi_to_run: [u64; BUCKETS],
-    ready_us: [u64; BUCKETS],
 }
 
 impl Gain {
-    const COUNTERS: usize = 17;
-
     /// Since the observer knows it, up to the reading: the phase that it is in has lasted until then.
     fn of(counters: &intf::vcpu_counters) -> Self {
-        let mut phase_ns = counters.phase_ns;
-        if let Some(phase) = phase_ns.get_mut(counters.phase as usize) {
+        let mut counts = counters.counts;
+        if let Some(phase) = counts.phase_ns.get_mut(counters.phase as usize) {
             *phase += counters.read_ns.saturating_sub(counters.since_ns);
         }
         Self {
             kvm: counters.kvm,
             vcpus: 1,
-            phase_ns,
+            counts,
             halted_by: HaltedBy::Exits,
             held_back_ns: 0,
             resting_ns: 0,
@@ -388,52 +377,19 @@ impl Gain {
             longest_ready_ns: counters.longest_ready_ns,
             longest_ipi_ns: counters.longest_ipi_ns,
             longest_off_cpu: Some(counters.longest_off_cpu).filter(|off| off.ns > 0),
-            counts: [
-                counters.halted_on_cpu_ns,
-                counters.halted_unread_ns,
-                counters.poll_ns,
-                counters.spin_ns,
-                counters.spin_exits,
-                counters.yields_offered,
-                counters.yields_served,
-                counters.yields_not_ready,
-                counters.yields_refused,
-                counters.ipis,
-                counters.wakeups,
-                counters.migrations,
-                counters.migrations_far,
-                counters.preempted_user,
-                counters.preempted_kernel,
-                counters.stacked_ns,
-                counters.ipi_to_run_ns,
-            ],
-            ipi_to_run: counters.ipi_to_run,
-            ready_us: counters.ready_us,
         }
     }
 
-    fn combine(&mut self, other: &Self, combine: impl Fn(u64, u64) -> u64) {
-        let each = |ours: &mut [u64], theirs: &[u64]| {
-            for (ours, theirs) in ours.iter_mut().zip(theirs) {
-                *ours = combine(*ours, *theirs);
-            }
-        };
-        each(&mut self.phase_ns, &other.phase_ns);
-        self.held_back_ns = combine(self.held_back_ns, other.held_back_ns);
-        self.resting_ns = combine(self.resting_ns, other.resting_ns);
-        each(&mut self.counts, &other.counts);
-        each(&mut self.ipi_to_run, &other.ipi_to_run);
-        each(&mut self.ready_us, &other.ready_us);
-    }
-
-    /// Takes off what was gained earlier.
+    /// Takes off what was counted earlier.
     fn less(&mut self, earlier: &Self) {
-        self.combine(earlier, u64::saturating_sub);
+        self.counts = counts::since(&self.counts, &earlier.counts);
     }
 
     /// Adds another vCPU's.
     fn add(&mut self, other: &Self) {
-        self.combine(other, u64::saturating_add);
+        self.counts = counts::sum(&self.counts, &other.counts);
+        self.held_back_ns += other.held_back_ns;
+        self.resting_ns += other.resting_ns;
         self.vcpus += other.vcpus;
         self.halted_by = self.halted_by.max(other.halted_by);
         self.entitled_ns += other.entitled_ns;
@@ -451,7 +407,7 @@ impl Gain {
             vcpu_phase_PHASE_READY,
             vcpu_phase_PHASE_LIMITED,
         ]
-        .map(|phase| self.phase_ns[phase as usize])
+        .map(|phase| self.counts.phase_ns[phase as usize])
         .iter()
         .sum::<u64>()
         .saturating_sub(self.resting_ns)
@@ -459,7 +415,8 @@ impl Gain {
 
     fn view(&self, length_ns: u64, names: &Names<'_>) -> VcpuView {
         let vcpu_time_ns = length_ns as f64 * f64::from(self.vcpus);
-        let phase_ns = |phase: u32| self.phase_ns[phase as usize];
+        let counts = &self.counts;
+        let phase_ns = |phase: u32| counts.phase_ns[phase as usize];
         let phase_pct = |phase| percent(phase_ns(phase) as f64, vcpu_time_ns);
         // What was counted at the end of a wait may have begun in the window before.
         let ready_ns = phase_ns(intf::vcpu_phase_PHASE_READY);
@@ -468,28 +425,9 @@ impl Gain {
         let resting_ns = self.resting_ns.min(ready_ns);
         let ready_ns = ready_ns - resting_ns;
         let limited_ns = phase_ns(intf::vcpu_phase_PHASE_LIMITED) + held_back_ns;
-        let [
-            halted_on_cpu_ns,
-            halted_unread_ns,
-            poll_ns,
-            spin_ns,
-            spin_exits,
-            yields_offered,
-            yields_served,
-            yields_not_ready,
-            yields_refused,
-            ipis,
-            wakeups,
-            migrations,
-            migrations_far,
-            preempted_user,
-            preempted_kernel,
-            stacked_ns,
-            ipi_to_run_ns,
-        ] = self.counts;
         // What a vCPU halts on its CPU is counted a moment before the reading, of which the phase is.
         let on_cpu_ns = phase_ns(intf::vcpu_phase_PHASE_RUNS);
-        let halted_on_cpu_ns = halted_on_cpu_ns.min(on_cpu_ns);
+        let halted_on_cpu_ns = counts.halted_on_cpu_ns.min(on_cpu_ns);
         let halted_ns = phase_ns(intf::vcpu_phase_PHASE_HALTED) + halted_on_cpu_ns + resting_ns;
         VcpuView {
             vcpus: self.vcpus,
@@ -498,29 +436,29 @@ impl Gain {
             limited_pct: percent(limited_ns as f64, vcpu_time_ns),
             halted_pct: percent(halted_ns as f64, vcpu_time_ns),
             halted_by: self.halted_by.word().to_owned(),
-            halted_unread_pct: percent(halted_unread_ns as f64, vcpu_time_ns),
+            halted_unread_pct: percent(counts.halted_unread_ns as f64, vcpu_time_ns),
             on_cpu_pct: phase_pct(intf::vcpu_phase_PHASE_RUNS),
             away_pct: phase_pct(intf::vcpu_phase_PHASE_AWAY),
-            poll_pct: percent(poll_ns as f64, vcpu_time_ns),
-            spin_pct: percent(spin_ns as f64, vcpu_time_ns),
+            poll_pct: percent(counts.poll_ns as f64, vcpu_time_ns),
+            spin_pct: percent(counts.spin_ns as f64, vcpu_time_ns),
             entitled_pct: percent(self.entitled_ns as f64, vcpu_time_ns),
-            spin_exits,
-            yields_offered,
-            yields_served,
-            yields_not_ready,
-            yields_refused,
-            ipis,
-            ipi_to_run: self.ipi_to_run.to_vec(),
-            ipi_to_run_us: ipi_to_run_ns / 1000,
+            spin_exits: counts.spin_exits,
+            yields_offered: counts.yields_offered,
+            yields_served: counts.yields_served,
+            yields_not_ready: counts.yields_not_ready,
+            yields_refused: counts.yields_refused,
+            ipis: counts.ipis,
+            ipi_to_run: counts.ipi_to_run.to_vec(),
+            ipi_to_run_us: counts.ipi_to_run_ns / 1000,
             longest_ipi_us: self.longest_ipi_ns / 1000,
-            ready_us: self.ready_us.to_vec(),
+            ready_us: counts.ready_us.to_vec(),
             longest_ready_us: self.longest_ready_ns / 1000,
-            wakeups,
-            migrations,
-            migrations_far,
-            preempted_user,
-            preempted_kernel,
-            stacked_pct: percent(stacked_ns as f64, ready_ns as f64),
+            wakeups: counts.wakeups,
+            migrations: counts.migrations,
+            migrations_far: counts.migrations_far,
+            preempted_user: counts.preempted_user,
+            preempted_kernel: counts.preempted_kernel,
+            stacked_pct: percent(counts.stacked_ns as f64, ready_ns as f64),
             longest_off_cpu: self
                 .longest_off_cpu
                 .map(|off| off_cpu(&off, names))
@@ -605,12 +543,12 @@ mod tests {
     #[test]
     fn a_vm_is_the_sum_of_its_vcpus_and_times_are_their_mean() {
         let mut runs = vcpu(7, 5, 0);
-        runs.phase_ns[intf::vcpu_phase_PHASE_RUNS as usize] = SECOND_NS;
-        runs.spin_exits = 3;
+        runs.counts.phase_ns[intf::vcpu_phase_PHASE_RUNS as usize] = SECOND_NS;
+        runs.counts.spin_exits = 3;
         let mut waits = vcpu(8, 5, 1);
-        waits.phase_ns[intf::vcpu_phase_PHASE_READY as usize] = SECOND_NS;
-        waits.stacked_ns = SECOND_NS / 4;
-        waits.spin_exits = 4;
+        waits.counts.phase_ns[intf::vcpu_phase_PHASE_READY as usize] = SECOND_NS;
+        waits.counts.stacked_ns = SECOND_NS / 4;
+        waits.counts.spin_exits = 4;
         let view = HostView::between(&at(0, vec![]), &at(SECOND_NS, vec![runs, waits]));
         let all = &view.vms[&5].all;
         assert_eq!((all.vcpus, all.spin_exits), (2, 7));
@@ -621,7 +559,7 @@ mod tests {
     #[test]
     fn what_the_scheduler_keeps_a_vcpu_from_its_cpu_for_is_no_ready_time() {
         let mut waits = vcpu(7, 5, 0);
-        waits.phase_ns[intf::vcpu_phase_PHASE_READY as usize] = SECOND_NS;
+        waits.counts.phase_ns[intf::vcpu_phase_PHASE_READY as usize] = SECOND_NS;
         let mut before = at(0, vec![vcpu(7, 5, 0)]);
         let mut after = at(SECOND_NS, vec![waits]);
         let kept = |capped_ns, resting_ns| {
@@ -645,10 +583,10 @@ mod tests {
     fn halts(unseen: Option<&str>) -> HostView {
         let mut halts = vcpu(7, 5, 0);
         halts.halts_on_cpu = 1;
-        halts.phase_ns[intf::vcpu_phase_PHASE_RUNS as usize] = 2 * SECOND_NS;
-        halts.phase_ns[intf::vcpu_phase_PHASE_HALTED as usize] = SECOND_NS;
+        halts.counts.phase_ns[intf::vcpu_phase_PHASE_RUNS as usize] = 2 * SECOND_NS;
+        halts.counts.phase_ns[intf::vcpu_phase_PHASE_HALTED as usize] = SECOND_NS;
         if unseen.is_none() {
-            halts.halted_on_cpu_ns = SECOND_NS;
+            halts.counts.halted_on_cpu_ns = SECOND_NS;
         }
         let mut after = at(4 * SECOND_NS, vec![halts, vcpu(8, 6, 0)]);
         after.halts = Some(HaltSight {
@@ -691,8 +629,8 @@ mod tests {
     #[test]
     fn more_is_never_halted_on_a_cpu_than_the_vcpu_had_one() {
         let mut halts = vcpu(7, 5, 0);
-        halts.phase_ns[intf::vcpu_phase_PHASE_RUNS as usize] = SECOND_NS;
-        halts.halted_on_cpu_ns = SECOND_NS + 1_000;
+        halts.counts.phase_ns[intf::vcpu_phase_PHASE_RUNS as usize] = SECOND_NS;
+        halts.counts.halted_on_cpu_ns = SECOND_NS + 1_000;
         let view = HostView::between(&at(0, vec![]), &at(SECOND_NS, vec![halts]));
         let all = &view.vms[&5].all;
         assert_eq!((all.run_pct, all.halted_pct), (0.0, 100.0));
@@ -724,8 +662,8 @@ mod tests {
             let half = at_ns / 2;
             let vcpu = |tid, tgid| {
                 let mut vcpu = vcpu(tid, tgid, 0);
-                vcpu.phase_ns[intf::vcpu_phase_PHASE_RUNS as usize] = half;
-                vcpu.phase_ns[intf::vcpu_phase_PHASE_READY as usize] = half;
+                vcpu.counts.phase_ns[intf::vcpu_phase_PHASE_RUNS as usize] = half;
+                vcpu.counts.phase_ns[intf::vcpu_phase_PHASE_READY as usize] = half;
                 vcpu
             };
             let mut observation = at(at_ns, vec![vcpu(7, 5), vcpu(8, 6)]);
@@ -771,10 +709,10 @@ mod tests {
     #[test]
     fn a_thread_number_that_is_used_again_begins_anew() {
         let mut before = vcpu(7, 5, 0);
-        before.spin_exits = 100;
+        before.counts.spin_exits = 100;
         let mut after = vcpu(7, 5, 0);
         after.kvm = 2;
-        after.spin_exits = 10;
+        after.counts.spin_exits = 10;
         let view = HostView::between(&at(0, vec![before]), &at(SECOND_NS, vec![after]));
         assert_eq!(view.vms[&5].all.spin_exits, 10);
     }

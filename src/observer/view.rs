@@ -258,11 +258,16 @@ pub struct HostView {
 }
 
 impl VmView {
-    /// Whether people who say `name` mean this VM, which process `tgid` runs: its name here or anywhere, the number or UUID
-    /// that its manager has for it, or the process.
+    /// Whether people who say `name` mean this VM, which process `tgid` runs: its name in tables, metrics or for its manager,
+    /// the number or UUID that this has for it, or the process.
     pub fn is_called(&self, tgid: u32, name: &str) -> bool {
-        let named = [&self.name, &self.identity.name, &self.identity.id];
-        named.into_iter().any(|own| own == name) || tgid.to_string() == name
+        let identity = &self.identity;
+        name == self.name
+            || name == identity.name
+            || name == identity.id
+            || name == identity.shown()
+            || name == identity.lasting(tgid)
+            || name == tgid.to_string()
     }
 }
 

@@ -97,7 +97,7 @@ impl Exception {
 
 /// What `exceptions` say of the VM of process `tgid`.
 pub fn rule_for(exceptions: &[Exception], host: &Host, tgid: u32) -> CohortRule {
-    let name = VmIdentity::of(&host.proc, tgid).name;
+    let name = VmIdentity::of(&host.proc, tgid).shown();
     let cgroup = path_of(&host.proc, tgid).unwrap_or_default();
     let fitting = exceptions
         .iter()

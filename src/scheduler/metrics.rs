@@ -3,7 +3,7 @@
 //! about the time between them. Reading the counters is not done here, nor is
 //! printing.
 
-use crate::bpf::intf;
+use crate::bpf::{counts, intf};
 use crate::observer::entitlement::{self, bound_by_cpu_sets, entitlements_ns};
 use crate::scheduler::exceptions::CohortRule;
 use crate::scheduler::mechanism::{self, Mechanism, Mechanisms};
@@ -16,7 +16,7 @@ use std::collections::{BTreeMap, BTreeSet, HashMap};
 const YIELD_MISS_NAMES: [&str; intf::yield_miss_NR_YIELD_MISS as usize] = [
     "not_sibling",
     "not_ready",
-    "throttled",
+    "limited",
     "affinity",
     "lost",
     "elsewhere",
@@ -70,15 +70,7 @@ impl Reading {
             groups: Vec::new(),
             vm_names: HashMap::new(),
             vm_cpus: HashMap::new(),
-            host: intf::host_stats {
-                groups_used: 0,
-                groups_most: 0,
-                entities_used: 0,
-                entities_most: 0,
-                entity_exhausted: 0,
-                group_exhausted: 0,
-                stolen: 0,
-            },
+            host: intf::host_stats::default(),
             blind_spots: Vec::new(),
             mechanisms: Mechanisms::all_but(&[]),
             effects: [0; mechanism::COUNT],
@@ -122,17 +114,17 @@ pub struct VmStats {
     #[stat(desc = "name given to QEMU, or process and its number")]
     pub name: String,
     #[stat(desc = "process that runs the VM")]
-    pub tgid: u32,
+    pub pid: u32,
     #[stat(desc = "vCPU threads")]
     pub vcpus: u32,
     #[stat(desc = "share of the host's CPU time that the VM used, in percent")]
     pub share_pct: f64,
     #[stat(desc = "share it was entitled to, given what it asked for, in percent")]
-    pub entitlement_pct: f64,
+    pub entitled_share_pct: f64,
     #[stat(desc = "part of its vCPUs' time in which they waited for a CPU, in percent")]
     pub ready_pct: f64,
     #[stat(desc = "part of its vCPUs' time in which a cap stopped them, in percent")]
-    pub throttled_pct: f64,
+    pub limited_pct: f64,
     #[stat(desc = "directed yields that KVM offered")]
     pub yields_offered: u64,
     #[stat(desc = "yields for which a sibling was ready, KVM's candidate or a better one")]
@@ -158,7 +150,7 @@ pub struct VmStats {
     #[stat(desc = "times a vCPU started on another CPU than it last ran on")]
     pub migrations: u64,
     #[stat(
-        desc = "part of its vCPUs' time in which they waited behind a sibling while another CPU ran none, in percent"
+        desc = "part of their ready time in which its vCPUs waited behind a sibling while another CPU ran none, in percent"
     )]
     pub stacked_pct: f64,
     #[stat(desc = "whether its vCPUs have their turns together: auto, or never by an exception")]
@@ -240,7 +232,7 @@ impl HostStats {
             let vm = VmStats {
                 name: name.cloned().unwrap_or_default(),
                 share_pct,
-                entitlement_pct: window.percent_of_host(entitled_ns),
+                entitled_share_pct: window.percent_of_host(entitled_ns),
                 ..group.vm_stats(&window)
             };
             host.vms.insert(group.number, vm);
@@ -273,7 +265,7 @@ impl<'a> Window<'a> {
             info: group.info,
             used: match earlier.get(&group.number) {
                 Some(earlier) if earlier.created_ns == group.info.created_ns => {
-                    difference(&earlier.stats, &group.info.stats)
+                    counts::since(&group.info.stats, &earlier.stats)
                 }
                 _ => group.info.stats,
             },
@@ -360,10 +352,10 @@ impl GroupInWindow {
         let of_vcpu_time = |time_ns: u64| percent(time_ns as f64, vcpu_time_ns);
         let missed = YIELD_MISS_NAMES.iter().zip(self.used.yields_missed);
         VmStats {
-            tgid: self.info.tgid,
+            pid: self.info.tgid,
             vcpus: self.info.nr_vcpus,
             ready_pct: of_vcpu_time(self.used.ready_ns),
-            throttled_pct: of_vcpu_time(self.used.throttled_ns),
+            limited_pct: of_vcpu_time(self.used.throttled_ns),
             yields_offered: self.used.yields_offered,
             yields_ready: self.used.yields_ready,
             yields_served: self.used.yields_served,
@@ -378,7 +370,7 @@ impl GroupInWindow {
             ipi_to_run: self.used.ipi_to_run.to_vec(),
             wakeups: self.used.wakeups,
             migrations: self.used.migrations,
-            stacked_pct: of_vcpu_time(self.used.stacked_ns),
+            stacked_pct: percent(self.used.stacked_ns as f64, self.used.ready_ns as f64),
             cohort_rule: CohortRule::ALL
                 .into_iter()
                 .find(|rule| rule.number() == self.info.cohort_rule)
@@ -397,36 +389,6 @@ pub fn percent(part: f64, whole: f64) -> f64 {
     match whole > 0.0 {
         true => 100.0 * part / whole,
         false => 0.0,
-    }
-}
-
-/// What the counters gained. They never fall within one group's life.
-fn difference(before: &intf::group_stats, after: &intf::group_stats) -> intf::group_stats {
-    fn gained<const N: usize>(before: [u64; N], after: [u64; N]) -> [u64; N] {
-        std::array::from_fn(|i| after[i].saturating_sub(before[i]))
-    }
-    intf::group_stats {
-        ipi_to_run: gained(before.ipi_to_run, after.ipi_to_run),
-        turns: after.turns.saturating_sub(before.turns),
-        turns_partial: after.turns_partial.saturating_sub(before.turns_partial),
-        turn_skew: gained(before.turn_skew, after.turn_skew),
-        yields_better: after.yields_better.saturating_sub(before.yields_better),
-        spin_exits: after.spin_exits.saturating_sub(before.spin_exits),
-        ipis: after.ipis.saturating_sub(before.ipis),
-        ipis_to_ready: after.ipis_to_ready.saturating_sub(before.ipis_to_ready),
-        ipis_answered: after.ipis_answered.saturating_sub(before.ipis_answered),
-        run_ns: after.run_ns.saturating_sub(before.run_ns),
-        vcpu_run_ns: after.vcpu_run_ns.saturating_sub(before.vcpu_run_ns),
-        waited_ns: after.waited_ns.saturating_sub(before.waited_ns),
-        ready_ns: after.ready_ns.saturating_sub(before.ready_ns),
-        throttled_ns: after.throttled_ns.saturating_sub(before.throttled_ns),
-        yields_offered: after.yields_offered.saturating_sub(before.yields_offered),
-        yields_ready: after.yields_ready.saturating_sub(before.yields_ready),
-        yields_served: after.yields_served.saturating_sub(before.yields_served),
-        yields_missed: gained(before.yields_missed, after.yields_missed),
-        wakeups: after.wakeups.saturating_sub(before.wakeups),
-        migrations: after.migrations.saturating_sub(before.migrations),
-        stacked_ns: after.stacked_ns.saturating_sub(before.stacked_ns),
     }
 }
 
@@ -488,14 +450,14 @@ mod tests {
         load.info.stats.run_ns = 400_000_000;
         load.info.stats.waited_ns = 1_600_000_000;
         let host = since_load(vec![root(), vm(2, 1600, 400), load]);
-        assert!((host.vms.values().next().unwrap().entitlement_pct - 50.0).abs() < 0.1);
+        assert!((host.vms.values().next().unwrap().entitled_share_pct - 50.0).abs() < 0.1);
     }
 
     #[test]
     fn two_busy_vms_are_each_entitled_to_half_the_host() {
         let host = since_load(vec![root(), vm(2, 900, 1100), vm(3, 1100, 900)]);
         let shares: Vec<f64> = host.vms.values().map(|vm| vm.share_pct).collect();
-        let entitlements: Vec<f64> = host.vms.values().map(|vm| vm.entitlement_pct).collect();
+        let entitlements: Vec<f64> = host.vms.values().map(|vm| vm.entitled_share_pct).collect();
         assert_eq!(shares, [45.0, 55.0]);
         assert_eq!(entitlements, [50.0, 50.0]);
         assert_eq!(host.vms[&2].ready_pct, 55.0);
@@ -505,8 +467,8 @@ mod tests {
     #[test]
     fn what_an_idle_vm_leaves_is_the_entitlement_of_the_other() {
         let host = since_load(vec![root(), vm(2, 100, 0), vm(3, 1800, 200)]);
-        assert_eq!(host.vms[&2].entitlement_pct, 5.0);
-        assert_eq!(host.vms[&3].entitlement_pct, 95.0);
+        assert_eq!(host.vms[&2].entitled_share_pct, 5.0);
+        assert_eq!(host.vms[&3].entitled_share_pct, 95.0);
     }
 
     #[test]
@@ -516,8 +478,8 @@ mod tests {
         let mut capped = vm(2, 500, 1500);
         capped.info.parent = 4;
         let host = since_load(vec![root(), scope, capped, vm(3, 1500, 500)]);
-        assert_eq!(host.vms[&2].entitlement_pct, 25.0);
-        assert_eq!(host.vms[&3].entitlement_pct, 75.0);
+        assert_eq!(host.vms[&2].entitled_share_pct, 25.0);
+        assert_eq!(host.vms[&3].entitled_share_pct, 75.0);
     }
 
     #[test]
@@ -527,7 +489,7 @@ mod tests {
         after.vm_cpus = HashMap::from([2, 3].map(|number| (number, BTreeSet::from([1, 2]))));
         let host = HostStats::between(&Reading::at_load(0), &after);
         for vm in host.vms.values() {
-            assert!((vm.entitlement_pct - 100.0 / 3.0).abs() < 1e-9);
+            assert!((vm.entitled_share_pct - 100.0 / 3.0).abs() < 1e-9);
         }
     }
 
@@ -537,8 +499,8 @@ mod tests {
         after.vm_cpus = HashMap::from([(2, BTreeSet::from([0]))]);
         after.groups[1].info.weight = 900;
         let host = HostStats::between(&Reading::at_load(0), &after);
-        assert_eq!(host.vms[&2].entitlement_pct, 50.0);
-        assert_eq!(host.vms[&3].entitlement_pct, 50.0);
+        assert_eq!(host.vms[&2].entitled_share_pct, 50.0);
+        assert_eq!(host.vms[&3].entitled_share_pct, 50.0);
     }
 
     #[test]
@@ -599,6 +561,13 @@ mod tests {
         after.host.group_exhausted = 1;
         let host = HostStats::between(&Reading::at_load(0), &after);
         assert_eq!((host.entities_used, host.exhausted), (8191, 3));
+    }
+
+    #[test]
+    fn waiting_behind_siblings_is_a_part_of_waiting() {
+        let mut stacked = vm(2, 100, 400);
+        stacked.info.stats.stacked_ns = 100_000_000;
+        assert_eq!(since_load(vec![root(), stacked]).vms[&2].stacked_pct, 25.0);
     }
 
     #[test]

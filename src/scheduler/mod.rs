@@ -27,6 +27,7 @@ use crate::scheduler::settings::Settings;
 use crate::text::duration;
 use anyhow::{Context, Result, bail, ensure};
 use libbpf_rs::{AsRawLibbpf, Link, MapCore, MapFlags, OpenObject, ProgramInput};
+use nix::time::ClockId;
 use scx_utils::compat::SCX_OPS_ENQ_MIGRATION_DISABLED;
 use scx_utils::{ScxExitKind, scx_ops_attach, scx_ops_load, scx_ops_open, uei_exited, uei_read};
 use skel::{BpfSkel, BpfSkelBuilder, OpenBpfSkel};
@@ -315,7 +316,7 @@ impl<'object> Scheduler<'object> {
                 continue;
             }
             let tgid = group.info.tgid;
-            let name = VmIdentity::of(&self.host.proc, tgid).name;
+            let name = VmIdentity::of(&self.host.proc, tgid).shown();
             reading.vm_names.insert(group.number, name);
             if let Some(allowed) = allowed_cpus(&self.host.proc, tgid)
                 && !allowed.is_superset(&online)
@@ -553,13 +554,9 @@ fn tell_where_kvm_is(skel: &mut BpfSkel<'_>, kvm: Option<&Kvm>) {
 
 /// The time since boot without suspension, as the BPF side counts it.
 pub fn monotonic_ns() -> Result<u64> {
-    let mut now = MaybeUninit::<libc::timespec>::uninit();
-    // SAFETY: clock_gettime writes one timespec through a valid pointer.
-    let result = unsafe { libc::clock_gettime(libc::CLOCK_MONOTONIC, now.as_mut_ptr()) };
-    ensure!(result == 0, "the monotonic clock cannot be read");
-    // SAFETY: it succeeded, so it has written the value.
-    let now = unsafe { now.assume_init() };
-    Ok(now.tv_sec as u64 * 1_000_000_000 + now.tv_nsec as u64)
+    let now = ClockId::CLOCK_MONOTONIC.now();
+    let now = now.context("the monotonic clock cannot be read")?;
+    Ok(now.tv_sec() as u64 * 1_000_000_000 + now.tv_nsec() as u64)
 }
 
 #[cfg(test)]

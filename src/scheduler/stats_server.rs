@@ -33,7 +33,7 @@ pub const GROUP: &str = "cohort";
 pub const MECHANISMS: &str = "mechanisms";
 
 /// A busy host may take a moment; longer means that nobody is there.
-const ANSWER_TIMEOUT_MS: u64 = 5_000;
+pub const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What is to be switched before the counters are read.
 type Request = Vec<Switch>;
@@ -53,15 +53,15 @@ pub fn control_path(host: &Host) -> PathBuf {
     host.state_folder().join("control")
 }
 
-/// Connects to the `cohort run` of this host, to read statistics.
+/// Connects to the `cohort run` of this host, to read statistics; each answer has to come within `patience`.
 ///
 /// # Errors
 /// With [`Exit::NotRunning`] when there is none, and [`Exit::NoPrivileges`] when the caller may not.
-pub fn connect(host: &Host) -> Result<StatsClient, Failure> {
+pub fn connect(host: &Host, patience: Duration) -> Result<StatsClient, Failure> {
     let who = format!(
         "root and members of the group `{GROUP}`, which `cohort run` looks up when it starts,"
     );
-    connect_at(&stats_path(host), &who)
+    connect_at(&stats_path(host), &who, patience)
 }
 
 /// Connects to the `cohort run` of this host, to switch mechanisms.
@@ -69,12 +69,13 @@ pub fn connect(host: &Host) -> Result<StatsClient, Failure> {
 /// # Errors
 /// As [`connect`].
 pub fn connect_to_control(host: &Host) -> Result<StatsClient, Failure> {
-    connect_at(&control_path(host), "root")
+    connect_at(&control_path(host), "root", PATIENCE)
 }
 
-fn connect_at(path: &Path, who: &str) -> Result<StatsClient, Failure> {
+fn connect_at(path: &Path, who: &str, patience: Duration) -> Result<StatsClient, Failure> {
     let client = StatsClient::new().set_path(path);
-    client.connect(Some(ANSWER_TIMEOUT_MS)).map_err(|error| {
+    let timeout_ms = u64::try_from(patience.as_millis()).ok();
+    client.connect(timeout_ms).map_err(|error| {
         let path = path.display();
         let kind = error.downcast_ref().map(io::Error::kind);
         let (exit, sentence) = match kind {
@@ -443,7 +444,10 @@ mod tests {
             let exit =
                 |result: Result<StatsClient, Failure>| result.err().map(|error| error.exit());
             another_user::does(group, || {
-                [exit(connect(&host)), exit(connect_to_control(&host))]
+                [
+                    exit(connect(&host, PATIENCE)),
+                    exit(connect_to_control(&host)),
+                ]
             })
         };
         let open = |group| {

@@ -55,8 +55,23 @@ pub enum Column {
     PreemptedUser,
 }
 
+/// Where a column's number is found, and so how it is shown.
+enum Value {
+    /// A part, in percent.
+    Percent(fn(&VcpuView) -> f64),
+    /// Of the yields that were offered, in percent.
+    OfYields(fn(&VcpuView) -> u64),
+    /// A count, per second.
+    Rate(fn(&VcpuView) -> u64),
+    /// Of a histogram by powers of two of us: what this part of all is below.
+    Quantile(fn(&VcpuView) -> &[u64], f64),
+    /// Any other number.
+    Plain(fn(&VcpuView) -> f64),
+}
+
 /// What people are told about a column.
 pub struct About {
+    value: Value,
     /// What stands above it.
     pub heading: &'static str,
     /// The field of JSON that it is made of.
@@ -117,7 +132,8 @@ impl Column {
 
     /// All that people are told about it.
     pub fn about(self) -> About {
-        let about = |heading, field, meaning, how, worrying| About {
+        let about = |value, heading, field, meaning, how, worrying| About {
+            value,
             heading,
             field,
             meaning,
@@ -126,6 +142,7 @@ impl Column {
         };
         match self {
             Column::Vcpus => about(
+                Value::Plain(|vcpu| f64::from(vcpu.vcpus)),
                 "VCPUS",
                 "vcpus",
                 "vCPUs",
@@ -133,6 +150,7 @@ impl Column {
                 "-",
             ),
             Column::Run => about(
+                Value::Percent(|vcpu| vcpu.run_pct),
                 "%RUN",
                 "run_pct",
                 "running, in % of a CPU per vCPU",
@@ -141,6 +159,7 @@ impl Column {
                 "-",
             ),
             Column::Ready => about(
+                Value::Percent(|vcpu| vcpu.ready_pct),
                 "%RDY",
                 "ready_pct",
                 "runnable and waiting for a CPU, in % of the time",
@@ -148,6 +167,7 @@ impl Column {
                 "above 5: guests notice; above 10: they complain",
             ),
             Column::Limited => about(
+                Value::Percent(|vcpu| vcpu.limited_pct),
                 "%MLMTD",
                 "limited_pct",
                 "runnable and stopped by a cap (cpu.max), in % of the time",
@@ -155,6 +175,7 @@ impl Column {
                 "above 0: its owner has bought too little, or the cap is wrong",
             ),
             Column::Halted => about(
+                Value::Percent(|vcpu| vcpu.halted_pct),
                 "%HALT",
                 "halted_pct",
                 "halted: the guest had nothing to do, in % of the time",
@@ -163,6 +184,7 @@ impl Column {
                 "-",
             ),
             Column::Entitled => about(
+                Value::Percent(|vcpu| vcpu.entitled_pct),
                 "%ENT",
                 "entitled_pct",
                 "what it was entitled to run, in % of a CPU per vCPU",
@@ -171,6 +193,7 @@ impl Column {
                 "%RUN, with what it is halted on its CPU, below it by more than 5: somebody else takes its time",
             ),
             Column::Away => about(
+                Value::Percent(|vcpu| vcpu.away_pct),
                 "%AWAY",
                 "away_pct",
                 "its thread slept outside of the guest, in % of the time",
@@ -178,6 +201,7 @@ impl Column {
                 "above 5: the VMM is in the way",
             ),
             Column::Spins => about(
+                Value::Rate(|vcpu| vcpu.spin_exits),
                 "SPIN/s",
                 "spin_exits",
                 "exits because a vCPU spins (pause-loop exits), per second",
@@ -185,6 +209,7 @@ impl Column {
                 "above 1,000 per vCPU: locks or IPIs wait for vCPUs that do not run",
             ),
             Column::SpinTime => about(
+                Value::Percent(|vcpu| vcpu.spin_pct),
                 "%SPIN",
                 "spin_pct",
                 "of the running time: KVM handled exits because it spins, in % of the time",
@@ -193,6 +218,7 @@ impl Column {
                 "above 2",
             ),
             Column::Yields => about(
+                Value::Rate(|vcpu| vcpu.yields_offered),
                 "YIELD/s",
                 "yields_offered",
                 "directed yields that KVM offered, per second",
@@ -200,6 +226,7 @@ impl Column {
                 "-",
             ),
             Column::Served => about(
+                Value::OfYields(|vcpu| vcpu.yields_served),
                 "SERVED%",
                 "yields_served",
                 "of these: the sibling ran next, in %",
@@ -207,6 +234,7 @@ impl Column {
                 "below 50, with many yields: spinning goes on",
             ),
             Column::Refused => about(
+                Value::OfYields(|vcpu| vcpu.yields_refused),
                 "REFUSD%",
                 "yields_refused",
                 "of these: declined by the scheduler though the sibling waited, in %",
@@ -215,6 +243,7 @@ impl Column {
                 "above 20, with many yields",
             ),
             Column::IpiMedian => about(
+                Value::Quantile(|vcpu| &vcpu.ipi_to_run, 0.5),
                 "IPIp50us",
                 "ipi_to_run",
                 "from an IPI to a waiting vCPU until it ran, median: less than so many us",
@@ -222,6 +251,7 @@ impl Column {
                 "above 1,000",
             ),
             Column::IpiTail => about(
+                Value::Quantile(|vcpu| &vcpu.ipi_to_run, 0.99),
                 "IPIp99us",
                 "ipi_to_run",
                 "the same, 99th percentile",
@@ -229,6 +259,7 @@ impl Column {
                 "above 10,000",
             ),
             Column::ReadyTail => about(
+                Value::Quantile(|vcpu| &vcpu.ready_us, 0.99),
                 "RDYp99us",
                 "ready_us",
                 "waits for a CPU, 99th percentile: less than so many us",
@@ -236,6 +267,7 @@ impl Column {
                 "above 20,000",
             ),
             Column::ReadyLongest => about(
+                Value::Plain(|vcpu| vcpu.longest_ready_us as f64),
                 "RDYmaxus",
                 "longest_ready_us",
                 "longest wait for a CPU since it is observed, in us",
@@ -243,6 +275,7 @@ impl Column {
                 "above 50,000",
             ),
             Column::MigrationsFar => about(
+                Value::Rate(|vcpu| vcpu.migrations_far),
                 "FARMG/s",
                 "migrations_far",
                 "of the migrations: with another last-level cache, per second",
@@ -250,6 +283,7 @@ impl Column {
                 "above 10 per vCPU",
             ),
             Column::Migrations => about(
+                Value::Rate(|vcpu| vcpu.migrations),
                 "MIGR/s",
                 "migrations",
                 "starts on another CPU than before, per second",
@@ -257,6 +291,7 @@ impl Column {
                 "above 1,000 per vCPU",
             ),
             Column::Stacked => about(
+                Value::Percent(|vcpu| vcpu.stacked_pct),
                 "STACKED%",
                 "stacked_pct",
                 "of the ready time: behind a sibling while an allowed CPU ran none, in %",
@@ -264,6 +299,7 @@ impl Column {
                 "above 5",
             ),
             Column::Poll => about(
+                Value::Percent(|vcpu| vcpu.poll_pct),
                 "%POLL",
                 "poll_pct",
                 "of the running time: KVM polled for work after a halt, in % of the time",
@@ -271,6 +307,7 @@ impl Column {
                 "above 10, with others waiting: lower halt_poll_ns",
             ),
             Column::Wakeups => about(
+                Value::Rate(|vcpu| vcpu.wakeups),
                 "WAKE/s",
                 "wakeups",
                 "wake-ups per second",
@@ -278,6 +315,7 @@ impl Column {
                 "-",
             ),
             Column::PreemptedKernel => about(
+                Value::Rate(|vcpu| vcpu.preempted_kernel),
                 "PRKRN/s",
                 "preempted_kernel",
                 "preemptions in guest kernel mode, per second",
@@ -285,6 +323,7 @@ impl Column {
                 "above 100 per vCPU: lock holders are among them",
             ),
             Column::PreemptedUser => about(
+                Value::Rate(|vcpu| vcpu.preempted_user),
                 "PRUSR/s",
                 "preempted_user",
                 "preemptions in guest user mode or outside, per second",
@@ -296,35 +335,16 @@ impl Column {
 
     /// Its value in a window of `seconds`; what has not happened has no time and no part.
     pub fn value(self, vcpu: &VcpuView, seconds: f64) -> Option<f64> {
-        let rate = |count: u64| Some(count as f64 / seconds.max(1e-3));
-        let quantile =
-            |histogram: &[u64], quantile| quantile_us(histogram, quantile).map(|us| us as f64);
-        match self {
-            Column::Vcpus => Some(f64::from(vcpu.vcpus)),
-            Column::Run => Some(vcpu.run_pct),
-            Column::Ready => Some(vcpu.ready_pct),
-            Column::Limited => Some(vcpu.limited_pct),
-            Column::Halted => vcpu.has(self.about().field).then_some(vcpu.halted_pct),
-            Column::Entitled => Some(vcpu.entitled_pct),
-            Column::Away => Some(vcpu.away_pct),
-            Column::Spins => rate(vcpu.spin_exits),
-            Column::SpinTime => Some(vcpu.spin_pct),
-            Column::Yields => rate(vcpu.yields_offered),
-            Column::Served => (vcpu.yields_offered > 0)
-                .then(|| percent(vcpu.yields_served as f64, vcpu.yields_offered as f64)),
-            Column::Refused => (vcpu.yields_offered > 0)
-                .then(|| percent(vcpu.yields_refused as f64, vcpu.yields_offered as f64)),
-            Column::IpiMedian => quantile(&vcpu.ipi_to_run, 0.5),
-            Column::IpiTail => quantile(&vcpu.ipi_to_run, 0.99),
-            Column::ReadyTail => quantile(&vcpu.ready_us, 0.99),
-            Column::ReadyLongest => Some(vcpu.longest_ready_us as f64),
-            Column::Migrations => rate(vcpu.migrations),
-            Column::MigrationsFar => rate(vcpu.migrations_far),
-            Column::Stacked => Some(vcpu.stacked_pct),
-            Column::Poll => Some(vcpu.poll_pct),
-            Column::Wakeups => rate(vcpu.wakeups),
-            Column::PreemptedKernel => rate(vcpu.preempted_kernel),
-            Column::PreemptedUser => rate(vcpu.preempted_user),
+        let about = self.about();
+        match about.value {
+            Value::Percent(of) => vcpu.has(about.field).then(|| of(vcpu)),
+            Value::OfYields(of) => {
+                let offered = vcpu.yields_offered;
+                (offered > 0).then(|| percent(of(vcpu) as f64, offered as f64))
+            }
+            Value::Rate(of) => Some(of(vcpu) as f64 / seconds.max(1e-3)),
+            Value::Quantile(of, part) => quantile_us(of(vcpu), part).map(|us| us as f64),
+            Value::Plain(of) => Some(of(vcpu)),
         }
     }
 
@@ -333,20 +353,10 @@ impl Column {
         let Some(value) = self.value(vcpu, seconds) else {
             return String::from("-");
         };
-        match self {
-            Column::Run
-            | Column::Ready
-            | Column::Limited
-            | Column::Halted
-            | Column::Entitled
-            | Column::Away
-            | Column::SpinTime
-            | Column::Served
-            | Column::Refused
-            | Column::Stacked
-            | Column::Poll => format!("{value:.1}"),
-            Column::IpiMedian | Column::IpiTail | Column::ReadyTail => format!("<{value:.0}"),
-            _ => format!("{value:.0}"),
+        match self.about().value {
+            Value::Percent(_) | Value::OfYields(_) => format!("{value:.1}"),
+            Value::Quantile(..) => format!("<{value:.0}"),
+            Value::Rate(_) | Value::Plain(_) => format!("{value:.0}"),
         }
     }
 }

@@ -15,9 +15,9 @@ const HEADINGS: [&str; 12] = [
     "VM",
     "VCPUS",
     "SHARE%",
-    "ENTITLED%",
-    "READY%",
-    "THROTTLED%",
+    "ENTSHR%",
+    "%RDY",
+    "%MLMTD",
     "YIELDS",
     "SERVED",
     "MISSED",
@@ -75,9 +75,9 @@ fn cells(vm: &VmStats) -> Vec<String> {
         vm.name.clone(),
         vm.vcpus.to_string(),
         percent(vm.share_pct),
-        percent(vm.entitlement_pct),
+        percent(vm.entitled_share_pct),
         percent(vm.ready_pct),
-        percent(vm.throttled_pct),
+        percent(vm.limited_pct),
         vm.yields_offered.to_string(),
         vm.yields_served.to_string(),
         vm.yields_missed_total().to_string(),
@@ -164,7 +164,7 @@ mod tests {
             lines[0],
             "window 1.0 s, CPUs 2, VMs 2 use 95.0 % of the host, all else 1.2 %"
         );
-        assert!(lines[1].starts_with("VM           VCPUS  SHARE%  ENTITLED%"));
+        assert!(lines[1].starts_with("VM           VCPUS  SHARE%  ENTSHR%"));
         assert!(lines[2].starts_with("longer-name      0    60.0"));
         assert!(lines[3].starts_with("a                0    35.0"));
         assert!(lines[1..].iter().all(|line| line.len() == lines[1].len()));

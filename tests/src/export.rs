@@ -22,13 +22,18 @@ use tempfile::TempDir;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, PATIENCE, Service, busy, lab, refused, refused_without_root, start_until_ready,
+    Guest, HostLoad, PATIENCE, Service, busy, lab, refused, refused_without_root, start_cohort,
+    start_until_ready, stop_cohort, vm_stats,
 };
 
 pub const TESTS: &[Test] = &[
     (
         "both_formats_are_what_promtool_and_prometheus_expect",
         formats,
+    ),
+    (
+        "what_cohort_counts_is_exported_while_it_schedules",
+        scheduler,
     ),
     (
         "halted_time_that_cannot_be_had_is_absent_and_the_reason_is_there",
@@ -91,7 +96,7 @@ fn value_of(page: &str, name: &str, labels: &[&str]) -> Result<f64> {
     Ok(line.rsplit(' ').next().context("it has a value")?.parse()?)
 }
 
-/// The name, as a label, of the VM of process `pid`.
+/// What names the VM of process `pid`: its label `vm`.
 fn label_of(page: &str, pid: i32) -> Option<String> {
     let line = page
         .lines()
@@ -210,6 +215,63 @@ fn formats() -> Result<()> {
         "it has no units"
     );
     Ok(())
+}
+
+/// The page has what `cohort stats` has, and nothing of it before and after.
+fn scheduler() -> Result<()> {
+    let spins = Spec::new("spins")
+        .vcpu("loop: lock; compute 50us; unlock")
+        .vcpu("loop: lock; compute 50us; unlock");
+    let guests = [Guest::start(&spins)?, Guest::busy("busy", 2)?];
+    let pid = guests[0].micro.pid();
+    let _export = export(&[])?;
+    let page = || scrape("text/plain");
+    let is_there =
+        |page: &str| page.contains("cohort_scheduler_") || page.contains("cohort_vm_turns");
+    let label = wait_for("the VM", PATIENCE, || Ok(label_of(&page()?, pid)))?;
+    ensure!(!is_there(&page()?), "Cohort does not schedule yet");
+    let cohort = start_cohort()?;
+    let vm = format!("vm=\"{label}\"");
+    let counted = wait_for("turns of the VM", PATIENCE, || {
+        let page = page()?;
+        let whole = value_of(
+            &page,
+            "cohort_vm_turns_total",
+            &[&vm, "outcome=\"whole\""],
+        );
+        Ok(whole.is_ok_and(|whole| whole > 10.0).then_some(page))
+    })?;
+    for line in counted.lines() {
+        if line.contains("cohort_scheduler_") && !line.starts_with('#')
+            || line.contains("yields_missed_total{")
+        {
+            println!("    {line}");
+        }
+    }
+    let stats = vm_stats(pid as u32)?;
+    let turns = |outcome: &str| value_of(&counted, "cohort_vm_turns_total", &[&vm, outcome]);
+    let exported = turns("outcome=\"whole\"")? + turns("outcome=\"partial\"")?;
+    println!(
+        "    {exported} turns are exported, a moment later there were {}",
+        stats.turns
+    );
+    ensure!(exported <= stats.turns as f64 && exported > 0.0);
+    ensure!(
+        counted
+            .lines()
+            .any(|line| line == "cohort_scheduler_exhausted_total 0.0"),
+        "its tables are full"
+    );
+    let mechanism = value_of(
+        &counted,
+        "cohort_scheduler_mechanism_on",
+        &["mechanism=\"cohorts\""],
+    )?;
+    ensure!(mechanism == 1.0, "it is on");
+    stop_cohort(cohort)?;
+    wait_for("a page without what Cohort counted", PATIENCE, || {
+        Ok((!is_there(&page()?)).then_some(()))
+    })
 }
 
 fn rules() -> Result<()> {
@@ -371,9 +433,16 @@ fn scraped() -> Result<()> {
         }
     }
     println!("    queries of the dashboard without an answer: {empty:?}");
-    // Nobody has a cap.
+    // Nobody has a cap, and Cohort does not schedule.
+    let of_others = [
+        "vm_limited",
+        "scheduler_mechanism",
+        "vm_turns",
+        "yields_missed",
+    ];
+    let may_be_empty = |query: &String| of_others.iter().any(|name| query.contains(name));
     ensure!(
-        empty.iter().all(|query| query.contains("vm_limited")),
+        empty.iter().all(may_be_empty),
         "nothing is shown for {empty:?}"
     );
 

@@ -579,7 +579,7 @@ pub fn vm_stats_with(pid: u32, enough: impl Fn(&VmStats) -> bool) -> Result<VmSt
 /// What Cohort counted for the VM of process `pid` since it was loaded.
 pub fn vm_stats(pid: u32) -> Result<VmStats> {
     let stats = cohort_stats()?;
-    let vm = stats.vms.values().find(|vm| vm.tgid == pid).cloned();
+    let vm = stats.vms.values().find(|vm| vm.pid == pid).cloned();
     vm.with_context(|| {
         format!(
             "cohort does not know the VM of process {pid}, only {:?}",

@@ -126,12 +126,35 @@ fn virsh(arguments: &[&str]) -> Result<String> {
     Ok(String::from_utf8_lossy(&output.stdout).into_owned())
 }
 
+/// `cohort doctor` finds a cap of the domain, and says `words`.
+fn doctor_names(words: &[&str]) -> Result<()> {
+    let output = Command::new("cohort")
+        .args(["doctor", "--quiet"])
+        .output()?;
+    let said = String::from_utf8_lossy(&output.stdout);
+    let of_caps = said.lines().skip_while(|line| !line.contains("caps "));
+    let of_caps: String = of_caps
+        .take(3)
+        .map(|line| format!("    {line}\n"))
+        .collect();
+    print!("{of_caps}");
+    ensure!(
+        words.iter().all(|word| of_caps.contains(word)),
+        "the doctor does not say {words:?}:\n{said}"
+    );
+    Ok(())
+}
+
 /// libvirt caps each vCPU in its own cgroup; half of the CPU time that each had without is far above that.
 fn quota_of_each_vcpu(domain: &Domain) -> Result<()> {
     const QUOTA_US: u64 = 15_000;
     const SECONDS: u64 = 3;
     let quota = format!("vcpu_quota={QUOTA_US}");
     virsh(&["schedinfo", NAME, "--live", "vcpu_period=100000", &quota])?;
+    doctor_names(&[
+        "vcpu0: 0.15 CPUs",
+        "virsh schedinfo VM --live vcpu_quota=-1",
+    ])?;
     for vcpu in 0..2 {
         let cgroup = domain.cgroup()?.join(format!("vcpu{vcpu}"));
         let before = usage_us(&cgroup)?;

@@ -85,7 +85,7 @@ fn under_cohort() -> Result<()> {
     let stats = cohort_stats()?;
     for guest in &guests {
         let pid = guest.micro.pid() as u32;
-        let vm = stats.vms.values().find(|vm| vm.tgid == pid);
+        let vm = stats.vms.values().find(|vm| vm.pid == pid);
         let vm = vm.context("Cohort does not know the VM")?;
         ensure!(vm.turns > 0, "it had no turn: {vm:?}");
         println!("    {vm:?}");

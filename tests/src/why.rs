@@ -178,7 +178,7 @@ fn show(findings: &[Found]) {
 fn soon(vm: &str, check: impl Fn(&BTreeMap<String, Found>) -> Result<()>) -> Result<()> {
     let mut result = Ok(());
     for _ in 0..5 {
-        result = check(&why(&[vm, "--seconds", "1"])?);
+        result = check(&why(&[vm, "--for", "1s"])?);
         if result.is_ok() {
             break;
         }
@@ -207,7 +207,7 @@ fn taken() -> Result<()> {
 
     let _victim = Guest::start_on(&busy("victim", 1), &[cpu])?;
     let _hog = HostLoad::start("hog", &[0], &[cpu])?;
-    let found = why(&["victim", "--seconds", "3"])?;
+    let found = why(&["victim", "--for", "3s"])?;
     found["ready-time"].is("warning", &["vCPU 0", "cgroup /lab/hog"])
 }
 
@@ -246,10 +246,10 @@ fn main_loop_waits() -> Result<()> {
         }
     });
     let _hogs = HostLoad::start("hogs", &[-10, -10, -10], &[shared])?;
-    let found = why(&["console", "--seconds", "5"])?;
+    let found = why(&["console", "--for", "5s"])?;
     found["vmm-threads"].is("warning", &["its main loop", "waited"])?;
     pin(guest.pid() as i32, own)?;
-    let found = why(&["console", "--seconds", "2"])?;
+    let found = why(&["console", "--for", "2s"])?;
     found["pinning"].is("warning", &["there runs qemu-system-x86"])
 }
 
@@ -263,13 +263,13 @@ fn throttled() -> Result<()> {
         quota_us: 400_000,
         period_us: 100_000,
     })?;
-    let found = why(&["guaranteed", "--seconds", "2"])?;
+    let found = why(&["guaranteed", "--for", "2s"])?;
     found["throttled"].is("fine", &["not throttled", "/lab/pod/container used most"])?;
     pod.set_max(CpuMax::Quota {
         quota_us: 20_000,
         period_us: 100_000,
     })?;
-    let found = why(&["guaranteed", "--seconds", "3"])?;
+    let found = why(&["guaranteed", "--for", "3s"])?;
     let words = [
         "by cgroup /lab/pod (cpu.max \"20000 100000\"",
         "periods",
@@ -301,7 +301,7 @@ fn throttled_by_cohort() -> Result<()> {
         period_us: 100_000,
     })?;
     let cohort = start_cohort_patiently()?;
-    let found = why(&["capped", "--seconds", "3"]);
+    let found = why(&["capped", "--for", "3s"]);
     stop_cohort(cohort)?;
     back_to_stock()?;
     found?["throttled"].is("warning", &["by cgroup /lab/capped", "of what that allows"])
@@ -313,7 +313,7 @@ fn kept_from_its_cpu() -> Result<()> {
     let _guest = Guest::start_on(&busy("starved", 1), &[cpu])?;
     let server = format!("/sys/kernel/debug/sched/fair_server/cpu{cpu}/runtime");
     let _server = Setting::set(&server, "0")?;
-    let look = Look::begin(&["starved", "--seconds", "4"])?;
+    let look = Look::begin(&["starved", "--for", "4s"])?;
     let mut hog = Command::new("chrt");
     let program = "while :; do :; done";
     hog.args(["-f", "50", "sh", "-c", program]);
@@ -330,7 +330,7 @@ fn kept_from_its_cpu() -> Result<()> {
 fn not_the_scheduler() -> Result<()> {
     let guest = Guest::start(&sleepy("still"))?;
     let pid = Pid::from_raw(guest.micro.pid());
-    let look = Look::begin(&["still", "--seconds", "5"])?;
+    let look = Look::begin(&["still", "--for", "5s"])?;
     // It is found although it goes on.
     kill(pid, Signal::SIGSTOP)?;
     let found = look.end();
@@ -343,7 +343,7 @@ fn not_the_scheduler() -> Result<()> {
         "pressure then",
     ];
     found["stalls"].is("warning", &words)?;
-    let look = Look::begin(&["still", "--seconds", "3"])?;
+    let look = Look::begin(&["still", "--for", "3s"])?;
     guest.cgroup().set_frozen(true)?;
     let found = look.end();
     guest.cgroup().set_frozen(false)?;
@@ -353,7 +353,7 @@ fn not_the_scheduler() -> Result<()> {
 fn ratio() -> Result<()> {
     let _wide = Guest::busy("wide", 16)?;
     let _narrow = Guest::busy("narrow", 1)?;
-    let found = why(&["wide", "--seconds", "3"])?;
+    let found = why(&["wide", "--for", "3s"])?;
     found["ratio"].is(
         "warning",
         &[
@@ -403,7 +403,7 @@ fn pinned() -> Result<()> {
     let cpus = lab()?.guest_cpus;
     let guest = Guest::busy("packets", 2)?;
     pin_vcpus(&guest, &cpus)?;
-    let found = why(&["packets", "--seconds", "1"])?;
+    let found = why(&["packets", "--for", "1s"])?;
     // Its main thread may run there too, and has nothing to do.
     found["pinning"].is("fine", &["none of its"])?;
     drop(guest);
@@ -426,7 +426,7 @@ fn pinned() -> Result<()> {
             .status()?;
         ensure!(status.success(), "taskset: {status}");
     }
-    let found = why(&["unbalanced", "--seconds", "1"])?;
+    let found = why(&["unbalanced", "--for", "1s"])?;
     drop(guest);
     drop(isolated);
     found["pinning"].is(
@@ -444,7 +444,7 @@ fn split_locks() -> Result<()> {
         let line = format!("{name}/{thread} took a split_lock trap at address: 0x401000\n");
         fs::write("/dev/kmsg", line)?;
     }
-    let found = why(&["game", "--seconds", "1"])?;
+    let found = why(&["game", "--for", "1s"])?;
     found["stutter"].is("warning", &["caught 1 of its threads with split locks"])
 }
 
@@ -453,7 +453,7 @@ fn ready_line() -> Result<()> {
     let _guest = Guest::start_on(&busy("waits", 1), &[cpu])?;
     let _hog = HostLoad::start("hog", &[0], &[cpu])?;
     let output = Command::new("cohort")
-        .args(["ready", "waits", "--seconds", "3"])
+        .args(["ready", "waits", "--for", "3s"])
         .output()?;
     ensure!(output.status.success(), "it ended with {}", output.status);
     let line = String::from_utf8(output.stdout)?;
@@ -475,7 +475,7 @@ fn ready_line() -> Result<()> {
         "{by_sum} and {readiness} are not the same"
     );
     refused(
-        Command::new("cohort").args(["ready", "nobody", "--seconds", "1"]),
+        Command::new("cohort").args(["ready", "nobody", "--for", "1s"]),
         Exit::NoSuchVm,
         "waits",
     )

@@ -45,20 +45,15 @@ fn nested(host: &Host) -> Finding {
     }
 }
 
+/// What it costs depends on the guests, which %POLL tells: no value is wrong in itself.
 fn polling(host: &Host) -> Finding {
-    match parameter(host, "kvm", "halt_poll_ns").as_deref() {
-        None | Some("0") => {
-            Finding::fine("halt-polling", "KVM does not poll for work after a halt")
-        }
-        Some(ns) => Finding::new(
-            "halt-polling",
-            Severity::Warning,
-            format!("KVM polls for up to {ns} ns after a halt"),
-            "it stops for work that waits on its own CPU only; under Cohort work waits in queues that CPUs share, so VMs that \
-             halt burn CPU time that others want",
-            "echo 0 > /sys/module/kvm/parameters/halt_poll_ns",
+    let seen = match parameter(host, "kvm", "halt_poll_ns").as_deref() {
+        None | Some("0") => String::from("KVM does not poll for work after a halt"),
+        Some(ns) => format!(
+            "KVM polls for up to {ns} ns after a halt; %POLL of cohort watch tells what that costs"
         ),
-    }
+    };
+    Finding::fine("halt-polling", seen)
 }
 
 /// Exits because of PAUSE in a loop, without which nobody learns that a vCPU spins.
@@ -98,13 +93,6 @@ fn pause_exits(host: &Host) -> Option<Finding> {
 
 fn sight(host: &Host) -> Finding {
     let hardware = hardware_ends_interrupts(&host.sys);
-    let mend = match hardware {
-        Some("AVIC") => "modprobe kvm_amd avic=0, if you want to see all of them (no VM may run)",
-        Some(_) => {
-            "modprobe kvm_intel enable_apicv=0, if you want to see all of them (no VM may run)"
-        }
-        None => "",
-    };
     let kvm = match KvmWatch::new(&host.proc, &host.sys).moved() {
         Ok(Some(Some(kvm))) => kvm,
         Ok(_) => return Finding::fine("sight", "KVM is being loaded"),
@@ -126,7 +114,7 @@ fn sight(host: &Host) -> Finding {
             Severity::Note,
             blind_spots.join("; "),
             "Cohort acts on what it sees",
-            mend,
+            "",
         ),
     }
 }
@@ -171,7 +159,7 @@ mod tests {
                 "sys/module/kvm/parameters/halt_poll_ns",
                 "200000\n",
                 "halt-polling",
-                Severity::Warning,
+                Severity::Fine,
             ),
             (
                 "sys/module/kvm_intel/parameters/ple_window",

@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! How the VMs that run now are set up: found by the files that KVM gives them, without looking into the kernel.
 
+use crate::commands::caps::{STOPS_HOLDERS, lift};
 use crate::commands::finding::{Finding, Severity};
 use crate::host::affinity::allowed_cpus_of_thread;
-use crate::host::cgroups::Competition;
+use crate::host::cgroups::{self, Level, is_below_vm};
 use crate::host::mperf::Mperf;
 use crate::host::paths::Host;
 use crate::host::threads;
@@ -17,6 +18,8 @@ use std::path::Path;
 struct Vm {
     tgid: u32,
     name: String,
+    /// Its number or UUID for its manager.
+    id: String,
     vcpus: usize,
     /// The VMM's command line.
     arguments: Vec<String>,
@@ -34,6 +37,71 @@ impl Vm {
     }
 }
 
+/// Something that is so of a VM, and may be of others: it is told once of all of them.
+struct Trait {
+    check: &'static str,
+    severity: Severity,
+    /// What is so.
+    what: String,
+    /// What of that is this VM's own; empty if nothing.
+    detail: String,
+    why: String,
+    /// As of a finding; VMs are called VM.
+    mend: String,
+}
+
+/// So many VMs are named of a kind,
+const NAMED: usize = 10;
+/// and so many ways to mend it.
+const MENDS: usize = 3;
+
+/// VMs of which the same is so.
+struct Kind {
+    finding: Finding,
+    who: Vec<String>,
+    mends: Vec<String>,
+}
+
+/// A finding for each kind of trait, with the VMs that have it.
+fn told_once<'a>(traits: impl IntoIterator<Item = (&'a Vm, Trait)>) -> Vec<Finding> {
+    let mut kinds: Vec<Kind> = Vec::new();
+    for (vm, it) in traits {
+        let who = match it.detail.as_str() {
+            "" => vm.name.clone(),
+            detail => format!("{} ({detail})", vm.name),
+        };
+        let finding = Finding::new(it.check, it.severity, it.what, it.why, "");
+        let place = kinds.iter().position(|kind| kind.finding == finding);
+        let place = place.unwrap_or_else(|| {
+            kinds.push(Kind {
+                finding,
+                who: Vec::new(),
+                mends: Vec::new(),
+            });
+            kinds.len() - 1
+        });
+        kinds[place].who.push(who);
+        if !kinds[place].mends.contains(&it.mend) {
+            kinds[place].mends.push(it.mend);
+        }
+    }
+    let told = |kind: Kind| Finding {
+        seen: format!("{}: {}", kind.finding.seen, some(&kind.who, NAMED, ", ")),
+        mend: some(&kind.mends, MENDS, "; "),
+        ..kind.finding
+    };
+    kinds.into_iter().map(told).collect()
+}
+
+/// The first `most` of `texts`, and how many more there are.
+fn some(texts: &[String], most: usize, between: &str) -> String {
+    let shown = texts[..texts.len().min(most)].join(between);
+    match texts.len().saturating_sub(most) {
+        0 => shown,
+        more => format!("{shown} and {more} more"),
+    }
+}
+
 pub fn findings(host: &Host) -> Vec<Finding> {
     let vms = vms(&host.proc);
     let cpus = online_cpus(&host.sys).map_or(0, |cpus| cpus.len());
@@ -46,9 +114,8 @@ pub fn findings(host: &Host) -> Vec<Finding> {
             "start VMs, and ask again",
         )];
     }
-    let mut findings = vec![overcommitment(&vms, cpus)];
     let nodes = Nodes::read(&host.sys);
-    for vm in &vms {
+    let traits = vms.iter().flat_map(|vm| {
         let of_vm = [
             exitless(vm, &vms, host),
             stacked_pins(vm),
@@ -57,15 +124,20 @@ pub fn findings(host: &Host) -> Vec<Finding> {
             wide(vm, cpus),
             far(vm, &nodes),
         ];
-        findings.extend(of_vm.into_iter().flatten());
+        let of_vm = of_vm.into_iter().flatten().chain(caps(vm, host));
+        of_vm.map(move |it| (vm, it))
+    });
+    let mut findings = vec![overcommitment(&vms, cpus)];
+    findings.extend(told_once(traits));
+    let is_capped = findings.iter().any(|finding| finding.check == "caps");
+    if !is_capped && cgroups::mount(host).is_some() {
+        findings.push(Finding::fine("caps", "no VM is capped"));
     }
-    findings.extend(caps(&vms, host));
     findings
 }
 
 fn vms(proc: &Path) -> Vec<Vm> {
-    let entries = fs::read_dir(proc).into_iter().flatten().flatten();
-    let tgids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    let tgids = threads::numbers(proc).into_iter().flatten();
     let mut vms: Vec<Vm> = tgids.filter_map(|tgid| vm(proc, tgid)).collect();
     vms.sort_by(|a, b| a.name.cmp(&b.name));
     vms
@@ -86,9 +158,11 @@ fn vm(proc: &Path, tgid: u32) -> Option<Vm> {
     let command_line = fs::read(folder.join("cmdline")).unwrap_or_default();
     let command_line = String::from_utf8_lossy(&command_line);
     let threads = fs::read_dir(folder.join("task")).ok()?.flatten();
+    let identity = VmIdentity::of(proc, tgid);
     Some(Vm {
         tgid,
-        name: VmIdentity::of(proc, tgid).name,
+        name: identity.shown(),
+        id: identity.id,
         vcpus: vcpus.len(),
         arguments: command_line.split('\0').map(str::to_owned).collect(),
         affinities: threads
@@ -120,30 +194,41 @@ fn overcommitment(vms: &[Vm], cpus: usize) -> Finding {
 
 /// Guests whose HLT, MWAIT and PAUSE do not exit: what they halt they halt on their CPUs, which nobody else can use
 /// meanwhile.
-fn exitless(vm: &Vm, vms: &[Vm], host: &Host) -> Option<Finding> {
+fn exitless(vm: &Vm, vms: &[Vm], host: &Host) -> Option<Trait> {
     let mut arguments = vm.arguments.iter();
     if !arguments.any(|argument| argument.contains("cpu-pm=on")) {
         return None;
     }
-    let seen = format!("{}: runs with -overcommit cpu-pm=on", vm.name);
+    let it = |severity, what: &str, why: String, mend: &str| Trait {
+        check: "cpu-pm",
+        severity,
+        what: format!("-overcommit cpu-pm=on, and {what}"),
+        detail: String::new(),
+        why,
+        mend: mend.to_owned(),
+    };
     let online: BTreeSet<usize> = online_cpus(&host.sys).unwrap_or_default();
     if shares_cpus(vm, vms, &online) {
-        return Some(Finding::new(
-            "cpu-pm",
+        return Some(it(
             Severity::Warning,
-            seen + ", and its vCPUs share CPUs with others",
-            "a vCPU holds its CPU while it is halted, and does not say when it spins: it takes CPU time that others want",
+            "vCPUs share CPUs with others",
+            String::from(
+                "a vCPU holds its CPU while it is halted, and does not say when it spins: it takes CPU time that others want",
+            ),
             "leave out -overcommit cpu-pm=on, or give each of its vCPUs a CPU of its own (virsh vcpupin), where no other vCPU \
              may run",
         ));
     }
-    let seen = seen + ", and each of its vCPUs has a CPU of its own";
     Some(match Mperf::find(&host.sys) {
-        Ok(_) => Finding::fine("cpu-pm", seen + "; MPERF tells how long they are halted"),
-        Err(missing) => Finding::new(
-            "cpu-pm",
+        Ok(_) => it(
+            Severity::Fine,
+            "a CPU of its own for each vCPU; MPERF tells how long they are halted",
+            String::new(),
+            "",
+        ),
+        Err(missing) => it(
             Severity::Note,
-            seen,
+            "a CPU of its own for each vCPU",
             format!("nobody can tell how long they are halted: {missing}"),
             missing.mend(),
         ),
@@ -174,88 +259,98 @@ fn shares_cpus(vm: &Vm, vms: &[Vm], online: &BTreeSet<usize>) -> bool {
     rivals > cpus.intersection(online).count()
 }
 
-fn stacked_pins(vm: &Vm) -> Option<Finding> {
+fn stacked_pins(vm: &Vm) -> Option<Trait> {
     let mut pinned: BTreeMap<usize, usize> = BTreeMap::new();
     for cpus in vm.affinities.iter().filter(|cpus| cpus.len() == 1) {
         *pinned.entry(*cpus.first()?).or_default() += 1;
     }
     let (&cpu, &count) = pinned.iter().max_by_key(|(_, count)| **count)?;
+    let it = |severity, what: &str, detail, why: &str, mend: &str| {
+        Some(Trait {
+            check: "pinned-vcpus",
+            severity,
+            what: what.to_owned(),
+            detail,
+            why: why.to_owned(),
+            mend: mend.to_owned(),
+        })
+    };
     if count > 1 {
-        return Some(Finding::new(
-            "pinned-vcpus",
+        return it(
             Severity::Warning,
-            format!("{}: {count} vCPUs are pinned to CPU {cpu}", vm.name),
+            "several vCPUs of a VM are pinned to one CPU",
+            format!("{count} to CPU {cpu}"),
             "they can never run at the same time, so one spins for the other",
-            format!(
-                "virsh vcpupin {} VCPU CPUS, one CPU or many for each",
-                vm.name
-            ),
-        ));
+            "virsh vcpupin VM VCPU CPUS, one CPU or many for each",
+        );
     }
-    Some(Finding::new(
-        "pinned-vcpus",
+    it(
         Severity::Note,
-        format!(
-            "{}: {} vCPUs are pinned to a CPU each",
-            vm.name,
-            pinned.len()
-        ),
+        "vCPUs are pinned to a CPU each",
+        format!("{} vCPUs", pinned.len()),
         "they wait for that CPU even if others idle",
-        format!("virsh vcpupin {} VCPU 0-N, unless it is meant", vm.name),
-    ))
+        "virsh vcpupin VM VCPU 0-N, unless it is meant",
+    )
 }
 
 /// A guest that runs Windows, told by its clock: without Hyper-V's interfaces it wakes up to a thousand times a second and
 /// spins on locks.
-fn windows(vm: &Vm) -> Option<Finding> {
+fn windows(vm: &Vm) -> Option<Trait> {
     let local_time = vm.values("-rtc").any(|rtc| rtc.contains("base=localtime"));
     let enlightened = vm
         .values("-cpu")
         .any(|cpu| cpu.contains("hv-") || cpu.contains("hv_"));
-    (local_time && !enlightened).then(|| {
-        Finding::new(
-            "windows",
-            Severity::Warning,
-            format!("{}: its clock is local time, as Windows wants it, but it has no Hyper-V enlightenments", vm.name),
+    (local_time && !enlightened).then(|| Trait {
+        check: "windows",
+        severity: Severity::Warning,
+        what: String::from("a clock in local time, as Windows wants it, but no Hyper-V enlightenments"),
+        detail: String::new(),
+        why: String::from(
             "an idle Windows then wakes up for its timer all the time, and its locks spin instead of yielding",
+        ),
+        mend: String::from(
             "add <hyperv mode='passthrough'/> to the domain, or hv_stimer,hv_synic,hv_vpindex,hv_time,hv_spinlocks to -cpu",
-        )
+        ),
     })
 }
 
 /// A guest to which QEMU gives an HPET, as it does to PCs unless told otherwise. Linux leaves that for better timers while
 /// it boots, but QEMU 10.0 goes on to wake at each of its ticks.
-fn hpet(vm: &Vm) -> Option<Finding> {
+fn hpet(vm: &Vm) -> Option<Trait> {
     let program = Path::new(vm.arguments.first()?).file_name()?;
     let is_qemu = program.to_string_lossy().starts_with("qemu") || program == "kvm";
     let mut machines = vm.values("-machine").chain(vm.values("-M"));
     let none = machines.any(|machine| machine.contains("hpet=off") || machine.contains("microvm"))
         || vm.arguments.iter().any(|word| word == "-no-hpet");
-    (is_qemu && !none).then(|| {
-        Finding::new(
-            "hpet",
-            Severity::Note,
-            format!("{}: QEMU emulates an HPET for it", vm.name),
+    (is_qemu && !none).then(|| Trait {
+        check: "hpet",
+        severity: Severity::Note,
+        what: String::from("QEMU emulates an HPET"),
+        detail: String::new(),
+        why: String::from(
             "QEMU may wake at each of its ticks, hundreds of times a second, though the guest has better timers: each time a vCPU loses its CPU",
+        ),
+        mend: String::from(
             "add <timer name='hpet' present='no'/> to the domain's <clock>, or hpet=off to -machine",
-        )
+        ),
     })
 }
 
-fn wide(vm: &Vm, cpus: usize) -> Option<Finding> {
-    (cpus > 0 && vm.vcpus > cpus).then(|| {
-        Finding::new(
-            "wide-vm",
-            Severity::Warning,
-            format!("{}: {} vCPUs, on a host of {cpus} CPUs", vm.name, vm.vcpus),
+fn wide(vm: &Vm, cpus: usize) -> Option<Trait> {
+    (cpus > 0 && vm.vcpus > cpus).then(|| Trait {
+        check: "wide-vm",
+        severity: Severity::Warning,
+        what: format!("more vCPUs than the {cpus} CPUs of this host"),
+        detail: format!("{} vCPUs", vm.vcpus),
+        why: String::from(
             "they can never all run at the same time: its locks and IPIs wait even if the VM is alone",
-            "give it no more vCPUs than the host has CPUs",
-        )
+        ),
+        mend: String::from("give it no more vCPUs than the host has CPUs"),
     })
 }
 
 /// One whose vCPUs may run on several NUMA nodes though they fit on one.
-fn far(vm: &Vm, nodes: &Nodes) -> Option<Finding> {
+fn far(vm: &Vm, nodes: &Nodes) -> Option<Trait> {
     let node_of = |cpu: &usize| nodes.of_cpu.get(cpu).copied().unwrap_or(0);
     let allowed: BTreeSet<usize> = vm.affinities.iter().flatten().map(node_of).collect();
     if allowed.len() < 2 {
@@ -275,47 +370,51 @@ fn far(vm: &Vm, nodes: &Nodes) -> Option<Finding> {
             "bind it to a node (<numatune>, <vcpu cpuset=…>)",
         ),
     };
-    Some(Finding::new(
-        "numa",
-        Severity::Note,
-        format!(
-            "{}: its {} vCPUs may run on {} NUMA nodes",
-            vm.name,
-            vm.vcpus,
-            allowed.len()
-        ),
-        why,
-        mend,
-    ))
+    Some(Trait {
+        check: "numa",
+        severity: Severity::Note,
+        what: String::from("vCPUs may run on several NUMA nodes"),
+        detail: format!("{} vCPUs on {} nodes", vm.vcpus, allowed.len()),
+        why: why.to_owned(),
+        mend: mend.to_owned(),
+    })
 }
 
-fn caps(vms: &[Vm], host: &Host) -> Option<Finding> {
-    let competition = Competition::read(host, vms.iter().map(|vm| vm.tgid))?;
-    let capped: Vec<&str> = vms
-        .iter()
-        .filter(|vm| {
-            let mut place = competition.place_of.get(&vm.tgid).copied();
-            while let Some(index) = place {
-                let cgroup = competition.cgroups[index];
-                if cgroup.cap_cpus.is_some() {
-                    return true;
-                }
-                place = cgroup.parent;
-            }
-            false
-        })
-        .map(|vm| vm.name.as_str())
-        .collect();
-    match capped.as_slice() {
-        [] => Some(Finding::fine("caps", "no VM is capped")),
-        capped => Some(Finding::new(
-            "caps",
-            Severity::Note,
-            format!("cpu.max limits {}", capped.join(", ")),
-            "a vCPU that a cap stops may hold a lock: its siblings spin until the next period. Weights do not have this fault",
-            "virsh schedinfo VM --set vcpu_quota=-1, if weights will do",
-        )),
+/// The caps of the cgroups of its threads and of all above them, a trait for each way to lift them.
+fn caps(vm: &Vm, host: &Host) -> Vec<Trait> {
+    let paths = cgroups::paths_of_threads(&host.proc, vm.tgid);
+    let mut by_mend: BTreeMap<String, Vec<Level>> = BTreeMap::new();
+    for level in cgroups::levels(host, paths.iter().map(String::as_str)) {
+        if level.cap_us.is_some() {
+            let id = if vm.id.is_empty() { "" } else { "VMID" };
+            let mend = lift(&level.path, "VM", id);
+            by_mend.entry(mend).or_default().push(level);
+        }
     }
+    let it = |(mend, levels): (String, Vec<Level>)| {
+        let first = &levels[0];
+        let last = first.path.rsplit('/').next().unwrap_or_default();
+        let mut detail = format!("{last}: {:.2} CPUs", first.cap_cpus().unwrap_or_default());
+        if levels.len() > 1 {
+            detail += &format!(", and {} cgroups like it", levels.len() - 1);
+        }
+        let (what, more) = match is_below_vm(&first.path) {
+            true => (
+                "cpu.max limits cgroups of libvirt below a VM's own",
+                ". Cohort does not obey these: with it a VM that is to have a cap needs global_quota",
+            ),
+            false => ("cpu.max limits VMs", ". Weights do not have this fault"),
+        };
+        Trait {
+            check: "caps",
+            severity: Severity::Note,
+            what: what.to_owned(),
+            detail,
+            why: format!("{STOPS_HOLDERS}{more}"),
+            mend,
+        }
+    };
+    by_mend.into_iter().map(it).collect()
 }
 
 #[cfg(test)]
@@ -487,20 +586,87 @@ mod tests {
         assert!(finding.why.contains("fit on one node"), "{finding:?}");
     }
 
+    /// A VM in this cgroup, whose vCPUs' threads libvirt has put below it, with these caps.
+    fn capped(place: &str, caps: &[(&str, &str)]) -> Vec<Finding> {
+        let root = "sys/fs/cgroup";
+        let mut fixture = vm_on(host("0-3\n"), &QEMU, ["0-3", "0-3"])
+            .with(&format!("{root}/cgroup.controllers"), "cpu\n")
+            .with(
+                "proc/7/task/7/cgroup",
+                format!("0::{place}/libvirt/emulator\n"),
+            );
+        for vcpu in 0..2 {
+            fixture = fixture.with(
+                &format!("proc/7/task/{}/cgroup", 8 + vcpu),
+                format!("0::{place}/libvirt/vcpu{vcpu}\n"),
+            );
+        }
+        for (path, max) in caps {
+            fixture = fixture
+                .with(&format!("{root}{path}/cpu.stat"), "usage_usec 1\n")
+                .with(&format!("{root}{path}/cpu.max"), *max);
+        }
+        findings(&fixture.host())
+    }
+
     #[test]
-    fn a_cap_above_a_vm_is_found() {
-        let stat = "usage_usec 1\n";
-        let fixture = vm_on(host("0-3\n"), &QEMU, ["0-3", "0-3"])
-            .with("proc/7/cgroup", "0::/machine/web\n")
-            .with("sys/fs/cgroup/cgroup.controllers", "cpu\n")
-            .with("sys/fs/cgroup/cpu.stat", stat)
-            .with("sys/fs/cgroup/machine/cpu.stat", stat)
-            .with("sys/fs/cgroup/machine/cpu.weight", "100\n")
-            .with("sys/fs/cgroup/machine/cpu.max", "50000 100000\n")
-            .with("sys/fs/cgroup/machine/web/cpu.stat", stat)
-            .with("sys/fs/cgroup/machine/web/cpu.weight", "100\n");
-        let finding = found(&findings(&fixture.host()), "caps");
+    fn a_cap_above_a_vm_is_found_with_its_managers_remedy() {
+        let scope = "/machine.slice/machine-qemu\\x2d1\\x2dweb.scope";
+        let half = "50000 100000\n";
+        let finding = found(&capped(scope, &[(scope, half)]), "caps");
         assert_eq!(finding.severity, Severity::Note);
-        assert!(finding.seen.contains("web"));
+        assert!(
+            finding.seen.starts_with("cpu.max limits VMs: web ("),
+            "{finding:?}"
+        );
+        assert!(finding.seen.ends_with("0.50 CPUs)"), "{finding:?}");
+        assert!(finding.mend.contains("global_quota=-1"), "{finding:?}");
+        let finding = found(&capped("/qemu.slice/a", &[("/qemu.slice", half)]), "caps");
+        assert!(
+            finding.mend.contains("set-property qemu.slice"),
+            "{finding:?}"
+        );
+        let none = found(&capped(scope, &[(scope, "max 100000\n")]), "caps");
+        assert_eq!(none.severity, Severity::Fine);
+    }
+
+    #[test]
+    fn caps_below_libvirts_cgroup_are_found_and_told_apart() {
+        let scope = "/machine.slice/machine-qemu\\x2d1\\x2dweb.scope";
+        let vcpus = [0, 1].map(|vcpu| format!("{scope}/libvirt/vcpu{vcpu}"));
+        let caps = vcpus
+            .each_ref()
+            .map(|path| (path.as_str(), "20000 100000\n"));
+        let finding = found(&capped(scope, &caps), "caps");
+        assert!(
+            finding
+                .seen
+                .contains("vcpu0: 0.20 CPUs, and 1 cgroups like it"),
+            "{finding:?}"
+        );
+        assert!(finding.mend.contains("vcpu_quota=-1"), "{finding:?}");
+        assert!(finding.why.contains("Cohort does not obey"), "{finding:?}");
+    }
+
+    #[test]
+    fn what_is_so_of_many_vms_is_told_once() {
+        let mut fixture = host("0-3\n");
+        for tgid in 100..112 {
+            fixture = fixture
+                .with(
+                    &format!("proc/{tgid}/cmdline"),
+                    format!("qemu\0-name\0vm{tgid}"),
+                )
+                .with(&format!("proc/{tgid}/task/{tgid}/comm"), "qemu\n")
+                .with_link(&format!("proc/{tgid}/fd/20"), "anon_inode:kvm-vcpu:0");
+        }
+        let finding = found(&findings(&fixture.host()), "hpet");
+        assert!(
+            finding
+                .seen
+                .starts_with("QEMU emulates an HPET: vm100, vm101, "),
+            "{finding:?}"
+        );
+        assert!(finding.seen.ends_with(" vm109 and 2 more"), "{finding:?}");
     }
 }

@@ -4,6 +4,7 @@
 use super::families::{COUNTERS, EXPONENTS, HISTOGRAMS, PREFIX};
 use super::totals::{HistogramTotals, Totals, VcpuTotals, VmTotals};
 use crate::observer::view::HostView;
+use crate::scheduler::metrics::{HostStats, MechanismStats};
 use prometheus_client::collector::Collector;
 use prometheus_client::encoding::{DescriptorEncoder, EncodeMetric, MetricEncoder, text};
 use prometheus_client::metrics::MetricType;
@@ -59,9 +60,9 @@ impl Exposition {
         Self { totals, registry }
     }
 
-    /// Adds a window.
-    pub fn add(&self, window: HostView) {
-        lock(&self.totals).add(window);
+    /// Adds a window, at whose end Cohort had counted `scheduler`.
+    pub fn add(&self, window: HostView, scheduler: Option<HostStats>) {
+        lock(&self.totals).add(window, scheduler);
     }
 
     /// All of it now.
@@ -95,23 +96,40 @@ impl Collector for Shared {
         let totals = lock(&self.totals);
         encode_host(&totals, &mut encoder)?;
         encode_vms(&totals, &mut encoder)?;
-        let label = |vm: &VmTotals| vec![("vm", vm.name.clone())];
-        let vms = totals.vms.values().map(|vm| (label(vm), &vm.all));
+        encode_scheduler(&totals, &mut encoder)?;
+        let vms = totals.vms.values().map(|vm| (vm.labels(), &vm.all));
         encode_vcpus(&totals, "vm", &vms.collect::<Vec<_>>(), &mut encoder)?;
         if !self.with_vcpus {
             return Ok(());
         }
         let vcpus = totals.vms.values().flat_map(|vm| {
             vm.vcpus.iter().map(|(number, vcpu)| {
-                let labels = vec![("vm", vm.name.clone()), ("vcpu", number.to_string())];
-                (labels, vcpu)
+                let vcpu_label = ("vcpu", number.to_string());
+                (vm.labels_and(vcpu_label), vcpu)
             })
         });
         encode_vcpus(&totals, "vcpu", &vcpus.collect::<Vec<_>>(), &mut encoder)
     }
 }
 
-type Labels = Vec<(&'static str, String)>;
+type Label = (&'static str, String);
+type Labels = Vec<Label>;
+
+impl VmTotals {
+    /// The same in its whole life.
+    fn labels(&self) -> Labels {
+        vec![
+            ("vm", self.label.clone()),
+            ("name", self.identity.name.clone()),
+        ]
+    }
+
+    fn labels_and(&self, another: Label) -> Labels {
+        let mut labels = self.labels();
+        labels.push(another);
+        labels
+    }
+}
 
 fn encode_host(totals: &Totals, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
     let host = &totals.host;
@@ -152,26 +170,27 @@ fn encode_host(totals: &Totals, encoder: &mut DescriptorEncoder<'_>) -> fmt::Res
 
 /// What VMs have and vCPUs have not.
 fn encode_vms(totals: &Totals, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
-    let help = "Whose VM it is; its name, with the process where several have the same";
+    let help = "Whose VM it is: what names it as long as it lives, its name, process, manager, number or UUID, and owner";
     let mut metric = encoder.encode_descriptor("vm", help, None, MetricType::Info)?;
     for (tgid, vm) in &totals.vms {
-        metric.encode_info(&[
-            ("vm", &vm.name),
-            ("pid", &tgid.to_string()),
-            ("manager", &vm.identity.manager),
-            ("id", &vm.identity.id),
-            ("owner", &vm.identity.owner),
-        ])?;
+        let identity = &vm.identity;
+        let mut labels = vm.labels_and(("pid", tgid.to_string()));
+        labels.extend([
+            ("manager", identity.manager.clone()),
+            ("id", identity.id.clone()),
+            ("owner", identity.owner.clone()),
+        ]);
+        metric.encode_info(&labels)?;
     }
     let help = "vCPUs that were seen to run";
     let mut metric = encoder.encode_descriptor("vm_vcpus", help, None, MetricType::Gauge)?;
     for vm in totals.vms.values() {
-        let labels = [("vm", vm.name.as_str())];
+        let labels = vm.labels();
         metric.encode_family(&labels)?.encode_gauge(&vm.nr_vcpus)?;
     }
     let taken = || {
         totals.vms.values().flat_map(|vm| {
-            let labels = |by: &str| [("vm", vm.name.clone()), ("by", by.to_owned())];
+            let labels = |by: &str| vm.labels_and(("by", by.to_owned()));
             vm.taken.iter().map(move |(by, taken)| (labels(by), taken))
         })
     };
@@ -188,6 +207,108 @@ fn encode_vms(totals: &Totals, encoder: &mut DescriptorEncoder<'_>) -> fmt::Resu
         encode_counter(&mut metric.encode_family(&labels)?, taken.ready_s)?;
     }
     Ok(())
+}
+
+/// What Cohort has counted since it took over.
+fn encode_scheduler(totals: &Totals, encoder: &mut DescriptorEncoder<'_>) -> fmt::Result {
+    let Some(host) = &totals.scheduler else {
+        return Ok(());
+    };
+    let mut family = |name, help, kind, rows: Vec<(Labels, u64)>| {
+        let mut metric = encoder.encode_descriptor(name, help, None, kind)?;
+        let encode = |mut metric: MetricEncoder<'_>, value: &u64| match kind {
+            MetricType::Gauge => metric.encode_gauge(value),
+            _ => encode_counter(&mut metric, *value as f64),
+        };
+        for (labels, value) in &rows {
+            match labels.is_empty() {
+                true => return encode(metric, value),
+                false => encode(metric.encode_family(labels)?, value)?,
+            }
+        }
+        Ok(())
+    };
+    let alone = |value| vec![(Labels::new(), value)];
+    for (name, help, value) in [
+        (
+            "scheduler_groups_used",
+            "VMs and cgroups that Cohort knows",
+            host.groups_used,
+        ),
+        (
+            "scheduler_groups_most",
+            "VMs and cgroups that it can know",
+            host.groups_most,
+        ),
+        (
+            "scheduler_entities_used",
+            "VMs and cgroups, counted in each cache domain in which they have tasks",
+            host.entities_used,
+        ),
+        (
+            "scheduler_entities_most",
+            "How many of these there can be",
+            host.entities_most,
+        ),
+    ] {
+        family(name, help, MetricType::Gauge, alone(value))?;
+    }
+    for (name, help, value) in [
+        (
+            "scheduler_exhausted",
+            "Times that one of these was missing, so that a task was not scheduled with its VM or cgroup; should be 0",
+            host.exhausted,
+        ),
+        (
+            "scheduler_stolen",
+            "Tasks that a CPU took from another cache domain",
+            host.stolen,
+        ),
+    ] {
+        family(name, help, MetricType::Counter, alone(value))?;
+    }
+    let mechanisms = |value: fn(&MechanismStats) -> u64| {
+        let row = |(name, stats): (&String, &MechanismStats)| {
+            (vec![("mechanism", name.clone())], value(stats))
+        };
+        host.mechanisms.iter().map(row).collect()
+    };
+    let help = "Whether a mechanism is on (1) or off (0)";
+    family(
+        "scheduler_mechanism_on",
+        help,
+        MetricType::Gauge,
+        mechanisms(|stats| stats.on),
+    )?;
+    let help = "Times that a mechanism changed who runs, or for how long";
+    family(
+        "scheduler_mechanism_effects",
+        help,
+        MetricType::Counter,
+        mechanisms(|stats| stats.effects),
+    )?;
+    let missed = totals.scheduled().flat_map(|(vm, stats)| {
+        let row =
+            |(reason, &times): (&String, &u64)| (vm.labels_and(("reason", reason.clone())), times);
+        stats.yields_missed.iter().map(row)
+    });
+    let help = "Directed yields that Cohort was offered and whose target did not run next, by reason; not_sibling should be 0";
+    family(
+        "vm_yields_missed",
+        help,
+        MetricType::Counter,
+        missed.collect(),
+    )?;
+    let turns = totals.scheduled().flat_map(|(vm, stats)| {
+        let partial = stats.turns_partial;
+        [
+            ("whole", stats.turns.saturating_sub(partial)),
+            ("partial", partial),
+        ]
+        .map(|(outcome, times)| (vm.labels_and(("outcome", outcome.to_owned())), times))
+    });
+    let help = "Turns in which a VM wanted several CPUs: all that the plan gave it ran it (whole), or not (partial)";
+    family("vm_turns", help, MetricType::Counter, turns.collect())
 }
 
 /// All counters and histograms of some vCPUs; `level` is what one row of `rows` is: a vm or a vcpu.
@@ -284,7 +405,7 @@ fn without_openmetrics(openmetrics: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::super::totals::fixture::window;
+    use super::super::totals::fixture::{scheduler, window};
     use super::*;
     use crate::observer::view::HaltedBy;
     use std::collections::BTreeSet;
@@ -299,7 +420,7 @@ mod tests {
 
     fn page_of(window: HostView, format: Format, with_vcpus: bool) -> String {
         let exposition = Exposition::new(with_vcpus);
-        exposition.add(window);
+        exposition.add(window, Some(scheduler()));
         exposition.text(format).expect("it is written to memory")
     }
 
@@ -314,11 +435,11 @@ mod tests {
         has_line(&page, "# UNIT cohort_vm_time_seconds seconds");
         has_line(
             &page,
-            r#"cohort_vm_time_seconds_total{vm="db \"1\"",state="run"} 2.0"#,
+            r#"cohort_vm_time_seconds_total{vm="u-7",name="db \"1\"",state="run"} 2.0"#,
         );
         has_line(
             &page,
-            r#"cohort_vm_taken_wait_seconds_total{vm="db \"1\"",by="vm"} 1.5"#,
+            r#"cohort_vm_taken_wait_seconds_total{vm="u-7",name="db \"1\"",by="vm"} 1.5"#,
         );
         has_line(&page, r#"cohort_host_scheduler_info{scheduler="stock"} 1"#);
         assert!(page.ends_with("# EOF\n"));
@@ -336,8 +457,8 @@ mod tests {
 
     #[test]
     fn halted_time_is_absent_of_vms_of_which_it_cannot_be_had() {
-        let halted = r#"cohort_vm_time_seconds_total{vm="db \"1\"",state="halted"} 0.0"#;
-        let usage = r#"cohort_vm_cpu_usage_seconds_total{vm="db \"1\""} 2.0"#;
+        let halted = r#"cohort_vm_time_seconds_total{vm="u-7",name="db \"1\"",state="halted"} 0.0"#;
+        let usage = r#"cohort_vm_cpu_usage_seconds_total{vm="u-7",name="db \"1\""} 2.0"#;
         let seen = whole_page();
         has_line(&seen, halted);
         has_line(&seen, usage);
@@ -348,13 +469,13 @@ mod tests {
         assert!(!page.contains(r#"state="halted""#) && !page.contains("cpu_usage_seconds_total{"));
         has_line(
             &page,
-            r#"cohort_vm_time_seconds_total{vm="db \"1\"",state="run"} 2.0"#,
+            r#"cohort_vm_time_seconds_total{vm="u-7",name="db \"1\"",state="run"} 2.0"#,
         );
     }
 
     #[test]
     fn vcpus_have_series_only_when_asked_for() {
-        let line = r#"cohort_vcpu_time_seconds_total{vm="db \"1\"",vcpu="1",state="ready"} 0.5"#;
+        let line = r#"cohort_vcpu_time_seconds_total{vm="u-7",name="db \"1\"",vcpu="1",state="ready"} 0.5"#;
         has_line(&page(Format::OpenMetrics, true), line);
         assert!(!page(Format::OpenMetrics, false).contains("cohort_vcpu_"));
     }
@@ -366,12 +487,46 @@ mod tests {
             let name = "cohort_vm_ready_wait_seconds_bucket";
             has_line(
                 &page,
-                &format!("{name}{{le=\"{end}\",vm=\"db \\\"1\\\"\"}} {count}"),
+                &format!("{name}{{le=\"{end}\",vm=\"u-7\",name=\"db \\\"1\\\"\"}} {count}"),
             );
         };
         bucket("0.000016", 3);
         bucket("0.000064", 7);
         bucket("+Inf", 15);
+    }
+
+    #[test]
+    fn what_cohort_counts_is_there_while_it_schedules() {
+        let counted = page(Format::Prometheus, false);
+        has_line(&counted, "cohort_scheduler_exhausted_total 2.0");
+        has_line(&counted, "cohort_scheduler_groups_most 4096");
+        has_line(
+            &counted,
+            r#"cohort_scheduler_mechanism_on{mechanism="ipi"} 1"#,
+        );
+        has_line(
+            &counted,
+            r#"cohort_scheduler_mechanism_effects_total{mechanism="ipi"} 5.0"#,
+        );
+        let vm = r#"vm="u-7",name="db \"1\"""#;
+        has_line(
+            &counted,
+            &format!("cohort_vm_yields_missed_total{{{vm},reason=\"lost\"}} 3.0"),
+        );
+        has_line(
+            &counted,
+            &format!("cohort_vm_turns_total{{{vm},outcome=\"whole\"}} 6.0"),
+        );
+        has_line(
+            &counted,
+            &format!("cohort_vm_turns_total{{{vm},outcome=\"partial\"}} 4.0"),
+        );
+        let exposition = Exposition::new(false);
+        exposition.add(window(), None);
+        let stock = exposition
+            .text(Format::Prometheus)
+            .expect("it is written to memory");
+        assert!(!stock.contains("cohort_scheduler_") && !stock.contains("vm_turns"));
     }
 
     #[test]

@@ -15,6 +15,8 @@ use crate::process::exit::{Exit, Failure};
 use crate::process::limits;
 use crate::process::signals::watch_signals;
 use crate::process::systemd;
+use crate::scheduler::metrics::HostStats;
+use crate::scheduler::stats_server::connect;
 use anyhow::{Context, Result, anyhow};
 use clap::Args;
 use exposition::{Exposition, Format};
@@ -29,6 +31,8 @@ use std::time::{Duration, Instant};
 const LEAST_WINDOW: Duration = Duration::from_millis(500);
 /// So often the observer is read though nobody asks: what a VM does before it ends is counted up to here.
 const TICK_PERIOD: Duration = Duration::from_secs(10);
+/// Who scrapes waits no longer than this for what Cohort counts.
+const SCHEDULER_PATIENCE: Duration = Duration::from_secs(1);
 
 /// The options of `cohort export`.
 #[derive(Args, Clone, Debug)]
@@ -63,18 +67,40 @@ pub fn export(options: &ExportOptions, host: &Host) -> Result<(), Failure> {
     let windows: Source = match &options.replay {
         Some(path) => {
             let mut windows = Recording::read(path)?.windows.into_iter();
-            Box::new(move || Ok(windows.next()))
+            Box::new(move || Ok(windows.next().map(|window| (window, None))))
         }
         None => {
             // It lives as long as the program: tasks of the server hold on to it.
             let object = Box::leak(Box::new(MaybeUninit::uninit()));
             let mut windows = Windows::begin(Observer::load(object, host)?)?;
-            Box::new(move || windows.advance().map(Some))
+            let host = host.clone();
+            Box::new(move || {
+                let window = windows.advance()?;
+                let scheduler = scheduler(&window, &host);
+                Ok(Some((window, scheduler)))
+            })
         }
     };
     let exporter = Exporter::new(windows, options.vcpus);
     systemd::ready(&format!("Serving http://{}/metrics", options.listen));
     Ok(serve(listener, exporter, TICK_PERIOD, &told_to_leave)?)
+}
+
+/// What a Cohort that schedules in `window` has counted since it took over: a new connection's first answer. None if it does
+/// not answer, which is no reason to export nothing.
+fn scheduler(window: &HostView, host: &Host) -> Option<HostStats> {
+    if !window.scheduler.starts_with("cohort") {
+        return None;
+    }
+    let stats = connect(host, SCHEDULER_PATIENCE)
+        .map_err(|failure| failure.to_string())
+        .and_then(|mut client| {
+            let stats = client.request("stats", vec![]);
+            stats.map_err(|error| format!("{error:#}"))
+        });
+    stats
+        .inspect_err(|error| tracing::debug!("what Cohort counts cannot be had now: {error}"))
+        .ok()
 }
 
 fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
@@ -92,8 +118,8 @@ fn listen(address: SocketAddr) -> Result<TcpListener, Failure> {
     })
 }
 
-/// Returns the window that ends now; none when there are no more.
-type Source = Box<dyn FnMut() -> Result<Option<HostView>>>;
+/// Returns the window that ends now, with what Cohort has counted if it schedules; none when there are no more.
+type Source = Box<dyn FnMut() -> Result<Option<(HostView, Option<HostStats>)>>>;
 
 /// Adds up windows, and writes what they add up to.
 struct Exporter {
@@ -123,8 +149,8 @@ impl Exporter {
         }
         let window = (self.windows)()?;
         self.added_at = Some(Instant::now());
-        if let Some(window) = window {
-            self.exposition.add(window);
+        if let Some((window, scheduler)) = window {
+            self.exposition.add(window, scheduler);
             self.pages.clear();
         }
         Ok(())
@@ -161,7 +187,7 @@ mod tests {
 
     #[test]
     fn a_page_is_written_once_per_window_and_format() {
-        let windows = Box::new(|| Ok(Some(HostView::default())));
+        let windows = Box::new(|| Ok(Some((HostView::default(), None))));
         let mut exporter = Exporter::new(windows, false);
         let mut number = |format| exporter.page(format).expect("it can be written").number;
         let (first, other) = (number(Format::Prometheus), number(Format::OpenMetrics));

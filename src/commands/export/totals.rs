@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Windows added up: what each VM that there is has done since it is observed. Names and labels are in `families`.
+//! Windows added up: what each VM that there is has done since it is observed; and what Cohort has counted since it took
+//! over. Names and labels are in `families`.
 
 use super::families::{COUNTERS, EXPONENTS, HISTOGRAMS, Sample};
-use crate::host::vm_identity::VmIdentity;
+use crate::host::vm_identity::{VmIdentity, distinct};
 use crate::observer::view::{HaltedBy, HostView, VcpuView, VmView};
+use crate::scheduler::metrics::{HostStats, VmStats};
 use std::collections::BTreeMap;
 
 /// What vCPUs did, since they are observed.
@@ -38,9 +40,9 @@ pub struct TakenTotals {
 /// A VM, since it is observed.
 #[derive(Clone, Debug)]
 pub struct VmTotals {
-    /// As in the last window; no two VMs have the same.
-    pub name: String,
-    /// As in the last window.
+    /// What names it as long as it lives; no two VMs have the same.
+    pub label: String,
+    /// As in its first window.
     pub identity: VmIdentity,
     /// vCPUs in the last window.
     pub nr_vcpus: u32,
@@ -61,6 +63,8 @@ pub struct Totals {
     pub host: HostView,
     /// Windows that were added.
     pub windows: u64,
+    /// What Cohort has counted since it took over, at the end of the last window; `None` if it does not schedule.
+    pub scheduler: Option<HostStats>,
 }
 
 impl VcpuTotals {
@@ -110,10 +114,10 @@ impl VcpuTotals {
 }
 
 impl VmTotals {
-    fn new() -> Self {
+    fn new(label: String, identity: VmIdentity) -> Self {
         Self {
-            name: String::new(),
-            identity: VmIdentity::default(),
+            label,
+            identity,
             nr_vcpus: 0,
             all: VcpuTotals::new(),
             vcpus: BTreeMap::new(),
@@ -122,8 +126,6 @@ impl VmTotals {
     }
 
     fn add(&mut self, view: &VmView, window_s: f64) {
-        self.name.clone_from(&view.name);
-        self.identity.clone_from(&view.identity);
         self.nr_vcpus = view.all.vcpus;
         self.all.add(&view.all, window_s);
         self.vcpus
@@ -141,17 +143,42 @@ impl VmTotals {
 }
 
 impl Totals {
-    /// Adds a window. VMs that are not in it are gone, with all that they did.
-    pub fn add(&mut self, mut view: HostView) {
+    /// Adds a window, at whose end Cohort had counted `scheduler`. VMs that are not in it are gone, with all that they did.
+    pub fn add(&mut self, mut view: HostView, scheduler: Option<HostStats>) {
         let window_s = view.window_ms as f64 / 1000.0;
-        self.vms.retain(|tgid, _| view.vms.contains_key(tgid));
+        // Another VM may have the process's number by now.
+        self.vms.retain(|tgid, totals| {
+            let vm = view.vms.get(tgid);
+            vm.is_some_and(|vm| vm.identity.id == totals.identity.id)
+        });
         for (&tgid, vm) in &view.vms {
-            let totals = self.vms.entry(tgid).or_insert_with(VmTotals::new);
-            totals.add(vm, window_s);
+            if !self.vms.contains_key(&tgid) {
+                let totals = VmTotals::new(self.free_label(tgid, vm), vm.identity.clone());
+                self.vms.insert(tgid, totals);
+            }
+            if let Some(totals) = self.vms.get_mut(&tgid) {
+                totals.add(vm, window_s);
+            }
         }
         view.vms.clear();
         self.host = view;
+        self.scheduler = scheduler;
         self.windows += 1;
+    }
+
+    /// What Cohort has counted of each VM that there is.
+    pub fn scheduled(&self) -> impl Iterator<Item = (&VmTotals, &VmStats)> {
+        let stats = self.scheduler.iter().flat_map(|host| host.vms.values());
+        stats.filter_map(|stats| Some((self.vms.get(&stats.pid)?, stats)))
+    }
+
+    /// What is to name the VM of process `tgid`. Somebody may have started another one with the same UUID.
+    fn free_label(&self, tgid: u32, vm: &VmView) -> String {
+        let label = vm.identity.lasting(tgid);
+        match self.vms.values().any(|other| other.label == label) {
+            true => distinct(&label, tgid),
+            false => label,
+        }
     }
 }
 
@@ -159,6 +186,28 @@ impl Totals {
 pub mod fixture {
     use super::*;
     use crate::observer::view::TakerView;
+    use crate::scheduler::metrics::MechanismStats;
+
+    /// What Cohort has counted until then.
+    pub fn scheduler() -> HostStats {
+        let of_vm = |pid| VmStats {
+            pid,
+            yields_missed: BTreeMap::from([(String::from("lost"), 3)]),
+            windows: 10,
+            windows_partial: 4,
+            ..VmStats::default()
+        };
+        let ipi = MechanismStats { on: 1, effects: 5 };
+        HostStats {
+            exhausted: 2,
+            groups_used: 3,
+            groups_most: 4096,
+            mechanisms: BTreeMap::from([(String::from("ipi"), ipi)]),
+            // The other one has come since.
+            vms: BTreeMap::from([(1, of_vm(7)), (2, of_vm(8))]),
+            ..HostStats::default()
+        }
+    }
 
     /// Two seconds of a VM of two vCPUs of which each ran half of the time.
     pub fn window() -> HostView {
@@ -184,6 +233,11 @@ pub mod fixture {
         };
         let vm = VmView {
             name: String::from("db \"1\""),
+            identity: VmIdentity {
+                name: String::from("db \"1\""),
+                id: String::from("u-7"),
+                ..VmIdentity::default()
+            },
             all,
             vcpus: BTreeMap::from([(0, vcpu.clone()), (1, vcpu)]),
             takers: vec![TakerView {
@@ -192,7 +246,6 @@ pub mod fixture {
                 ready_us: 1_500_000,
                 ..TakerView::default()
             }],
-            ..VmView::default()
         };
         HostView {
             window_ms: 2000,
@@ -226,8 +279,8 @@ mod tests {
     #[test]
     fn parts_become_seconds_of_all_vcpus_and_windows_add_up() {
         let mut totals = Totals::default();
-        totals.add(window());
-        totals.add(window());
+        totals.add(window(), None);
+        totals.add(window(), None);
         let vm = &totals.vms[&7];
         assert_eq!(sample(&vm.all, "time", "run"), 4.0);
         assert_eq!(sample(&vm.all, "time", "ready"), 2.0);
@@ -247,7 +300,7 @@ mod tests {
         (ready_us[4], ready_us[5], ready_us[20], ready_us[21]) = (1, 2, 4, 8);
         view.vms.get_mut(&7).expect("it is there").all.ready_us = ready_us;
         let mut totals = Totals::default();
-        totals.add(view);
+        totals.add(view, None);
         let histogram = totals.vms[&7].all.histogram(0);
         assert_eq!(histogram.buckets, [1, 2, 0, 0, 0, 0, 0, 0, 4, 8]);
         assert_eq!(histogram.sum_s, 1.0);
@@ -256,10 +309,56 @@ mod tests {
     #[test]
     fn a_vm_that_is_gone_is_forgotten_and_one_with_its_number_begins_anew() {
         let mut totals = Totals::default();
-        totals.add(window());
-        totals.add(HostView::default());
+        totals.add(window(), None);
+        totals.add(HostView::default(), None);
         assert!(totals.vms.is_empty());
-        totals.add(window());
+        totals.add(window(), None);
+        assert_eq!(sample(&totals.vms[&7].all, "time", "run"), 2.0);
+    }
+
+    fn labels(totals: &Totals) -> Vec<&str> {
+        totals.vms.values().map(|vm| vm.label.as_str()).collect()
+    }
+
+    #[test]
+    fn what_names_a_vm_stays_when_it_is_renamed_or_a_namesake_comes() {
+        let mut totals = Totals::default();
+        totals.add(window(), None);
+        assert_eq!(labels(&totals), ["u-7"]);
+        let mut both = window();
+        let mut namesake = both.vms[&7].clone();
+        namesake.identity.id = String::from("u-3");
+        both.vms.insert(3, namesake);
+        let renamed = both.vms.get_mut(&7).expect("it is there");
+        renamed.name = String::from("other (7)");
+        renamed.identity.name = String::from("other");
+        totals.add(both, None);
+        assert_eq!(labels(&totals), ["u-3", "u-7"]);
+        assert_eq!(totals.vms[&7].identity.name, "db \"1\"");
+    }
+
+    #[test]
+    fn one_that_has_anothers_uuid_keeps_what_tells_them_apart() {
+        let mut totals = Totals::default();
+        totals.add(window(), None);
+        let mut both = window();
+        both.vms.insert(3, both.vms[&7].clone());
+        totals.add(both.clone(), None);
+        assert_eq!(labels(&totals), ["u-7 (3)", "u-7"]);
+        both.vms.remove(&7);
+        totals.add(both, None);
+        assert_eq!(labels(&totals), ["u-7 (3)"]);
+    }
+
+    #[test]
+    fn another_vm_in_a_process_of_the_same_number_begins_anew() {
+        let mut totals = Totals::default();
+        totals.add(window(), None);
+        let mut other = window();
+        let vm = other.vms.get_mut(&7).expect("it is there");
+        vm.identity.id = String::from("u-9");
+        totals.add(other, None);
+        assert_eq!(labels(&totals), ["u-9"]);
         assert_eq!(sample(&totals.vms[&7].all, "time", "run"), 2.0);
     }
 }

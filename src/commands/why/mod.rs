@@ -22,6 +22,7 @@ use crate::observer::{Observer, Windows, unix_ms};
 use crate::process::exit::{Exit, Failure};
 use crate::process::signals::watch_signals;
 use crate::process::systemd;
+use crate::text::duration::parse_interval;
 use crate::text::table::{json_line, print};
 use anyhow::{Result, anyhow};
 use clap::Args;
@@ -57,9 +58,9 @@ pub struct WhyOptions {
     #[command(flatten)]
     asked: Asked,
 
-    /// For how long to look at this host, in seconds; 1 to 3600
-    #[arg(long, value_name = "SECONDS", default_value_t = 5, value_parser = clap::value_parser!(u64).range(1..=3600), conflicts_with = "recording")]
-    seconds: u64,
+    /// For how long to look at this host; 1s to 1h, a number without a unit is in seconds
+    #[arg(long = "for", value_name = "TIME", visible_alias = "seconds", default_value = "5s", value_parser = parse_interval, conflicts_with = "recording")]
+    length: Duration,
 
     /// Print one line of JSON instead of text
     #[arg(long)]
@@ -76,7 +77,7 @@ fn time(text: &str) -> Result<SystemTime, humantime::TimestampError> {
 /// With [`Exit::NoSuchVm`] when it is not clear which VM is meant, with [`Exit::Advice`] when something was found, and as the
 /// observer or the recording has them.
 pub fn why(options: &WhyOptions, host: &Host) -> Result<(), Failure> {
-    let Some(facts) = gather(&options.asked, options.seconds, host)? else {
+    let Some(facts) = gather(&options.asked, options.length, host)? else {
         return Ok(());
     };
     let findings = findings(&facts);
@@ -94,7 +95,11 @@ pub fn why(options: &WhyOptions, host: &Host) -> Result<(), Failure> {
 }
 
 /// What is known of the VM that was asked for; `None` if a signal came before.
-pub(crate) fn gather(asked: &Asked, seconds: u64, host: &Host) -> Result<Option<Facts>, Failure> {
+pub(crate) fn gather(
+    asked: &Asked,
+    length: Duration,
+    host: &Host,
+) -> Result<Option<Facts>, Failure> {
     if let Some(path) = &asked.recording {
         return Ok(Some(Facts::pick(recorded(path, asked)?, &asked.vm)?));
     }
@@ -107,10 +112,7 @@ pub(crate) fn gather(asked: &Asked, seconds: u64, host: &Host) -> Result<Option<
     let called = begin.vms.iter().filter(is_called).map(|(&tgid, _)| tgid);
     let before = Before::read(host, called);
     systemd::ready("Looking at this host");
-    if !sleep_until(
-        Instant::now() + Duration::from_secs(seconds),
-        &told_to_leave,
-    ) {
+    if !sleep_until(Instant::now() + length, &told_to_leave) {
         return Ok(None);
     }
     let mut span = Span::default();
@@ -203,7 +205,7 @@ fn heading(facts: &Facts) -> String {
 #[derive(Serialize)]
 struct Answer<'a> {
     vm: &'a str,
-    process: u32,
+    pid: u32,
     vcpus: u32,
     ms: u64,
     ended_ms: u64,
@@ -215,7 +217,7 @@ impl<'a> Answer<'a> {
     fn of(facts: &'a Facts, findings: &'a [Finding]) -> Self {
         Self {
             vm: facts.name(),
-            process: facts.tgid,
+            pid: facts.tgid,
             vcpus: facts.all().vcpus,
             ms: facts.vm.ms,
             ended_ms: facts.span.until_ms,

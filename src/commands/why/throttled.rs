@@ -3,6 +3,7 @@
 
 use super::facts::{Facts, Live};
 use super::words::duration;
+use crate::commands::caps::{STOPS_HOLDERS, lift};
 use crate::commands::finding::{Finding, Severity};
 use crate::host::cgroups::Level;
 use std::path::Path;
@@ -16,14 +17,13 @@ const USED_UP: f64 = 0.9;
 pub fn finding(facts: &Facts) -> Finding {
     let limited_pct = facts.all().limited_pct;
     let stood = format!("its vCPUs stood still for it {limited_pct:.1} % of the time");
-    let why = "a vCPU that a cap stops may hold a lock its siblings spin for; they cannot go on before the next period either";
     let Some(live) = &facts.live else {
         return match limited_pct >= LEAST_PCT {
             true => Finding::new(
                 CHECK,
                 Severity::Warning,
                 format!("throttled: {stood}"),
-                why,
+                STOPS_HOLDERS,
                 "cohort why VM, on the host, names the cgroup",
             ),
             false => Finding::fine(
@@ -44,8 +44,8 @@ pub fn finding(facts: &Facts) -> Finding {
             CHECK,
             Severity::Warning,
             format!("throttled: {}; {stood}", seen.join("; ")),
-            why,
-            remedy(first, facts),
+            STOPS_HOLDERS,
+            lift(&first.path, facts.name(), &facts.vm.vm.identity.id),
         );
     }
     if limited_pct >= LEAST_PCT {
@@ -53,7 +53,7 @@ pub fn finding(facts: &Facts) -> Finding {
             CHECK,
             Severity::Warning,
             format!("throttled: {stood}, but none of the caps above it was used up"),
-            why,
+            STOPS_HOLDERS,
             "look at cpu.max of the cgroups in /proc/PID/cgroup and above",
         );
     }
@@ -135,39 +135,6 @@ fn account(level: &Level, live: &Live, facts: &Facts) -> String {
         ),
     };
     format!("by cgroup {} ({cap}) {how}; {who}", level.path)
-}
-
-/// How whoever manages `level` lifts its cap.
-fn remedy(level: &Level, facts: &Facts) -> String {
-    let path = level.path.as_str();
-    let (name, id) = (facts.name(), &facts.vm.vm.identity.id);
-    let last = path.rsplit('/').next().unwrap_or_default();
-    let of_libvirt = path.contains("/libvirt/") || path.contains(".libvirt-qemu");
-    for (thread, option) in [
-        ("vcpu", "vcpu_quota"),
-        ("emulator", "emulator_quota"),
-        ("iothread", "iothread_quota"),
-    ] {
-        if of_libvirt && last.starts_with(thread) {
-            return format!("virsh schedinfo {name} --live {option}=-1");
-        }
-    }
-    if path.contains("kubepods") {
-        return format!("raise limits.cpu of the pod, or leave it out: it owns {path}");
-    }
-    if path.starts_with("/qemu.slice/") && !id.is_empty() {
-        return format!("qm set {id} --cpulimit 0");
-    }
-    if last.starts_with("machine-qemu") {
-        return format!("virsh schedinfo {name} --live global_quota=-1");
-    }
-    if [".scope", ".slice", ".service"]
-        .iter()
-        .any(|kind| last.ends_with(kind))
-    {
-        return format!("systemctl set-property {last} CPUQuota=");
-    }
-    format!("echo max > /sys/fs/cgroup{path}/cpu.max")
 }
 
 #[cfg(test)]
@@ -254,41 +221,6 @@ mod tests {
         live(&mut facts).levels[2].used_us = 4_900_000;
         let finding = finding(&facts);
         assert!(finding.seen.contains("used 98 %"), "{finding:?}");
-    }
-
-    #[test]
-    fn the_remedy_is_the_managers_own() {
-        let mut facts = facts();
-        facts.vm.vm.identity.id = String::from("101");
-        for (path, mend) in [
-            (
-                "/machine.slice/machine-qemu.scope/libvirt/vcpu0",
-                "virsh schedinfo web --live vcpu_quota=-1",
-            ),
-            (
-                "/machine.slice/machine-qemu.scope/libvirt/emulator",
-                "virsh schedinfo web --live emulator_quota=-1",
-            ),
-            (
-                "/machine.slice/machine-qemu\\x2d1.scope",
-                "virsh schedinfo web --live global_quota=-1",
-            ),
-            (
-                "/machine/q.libvirt-qemu/vcpu1",
-                "virsh schedinfo web --live vcpu_quota=-1",
-            ),
-            ("/qemu.slice/101.scope", "qm set 101 --cpulimit 0"),
-            (
-                "/user.slice/vms.slice",
-                "systemctl set-property vms.slice CPUQuota=",
-            ),
-            (
-                "/kata/sandbox",
-                "echo max > /sys/fs/cgroup/kata/sandbox/cpu.max",
-            ),
-        ] {
-            assert_eq!(remedy(&level(path, None, 0), &facts), mend, "{path}");
-        }
     }
 
     #[test]
