@@ -43,16 +43,16 @@ mod tests {
                 wakeups,
                 ..Zeroable::zeroed()
             };
-            stats.window_skew[2] = third;
+            stats.turn_skew[2] = third;
             stats
         };
         let (earlier, now) = (stats(1, 5, 7), stats(4, 2, 9));
         let gained = since(&now, &earlier);
         assert_eq!(
-            (gained.run_ns, gained.wakeups, gained.window_skew[2]),
+            (gained.run_ns, gained.wakeups, gained.turn_skew[2]),
             (3, 0, 2)
         );
         let both = sum(&now, &earlier);
-        assert_eq!((both.run_ns, both.wakeups, both.window_skew[2]), (5, 7, 16));
+        assert_eq!((both.run_ns, both.wakeups, both.turn_skew[2]), (5, 7, 16));
     }
 }

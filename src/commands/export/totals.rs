@@ -193,8 +193,8 @@ pub mod fixture {
         let of_vm = |pid| VmStats {
             pid,
             yields_missed: BTreeMap::from([(String::from("lost"), 3)]),
-            windows: 10,
-            windows_partial: 4,
+            turns: 10,
+            turns_partial: 4,
             ..VmStats::default()
         };
         let ipi = MechanismStats { on: 1, effects: 5 };
