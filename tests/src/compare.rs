@@ -12,7 +12,7 @@ use cohort::process::wait::wait_for;
 use cohort_lab::inside::cgroup::Cgroup;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use crate::Test;
 use crate::host::{
@@ -176,6 +176,21 @@ fn starving_is_found() -> Result<()> {
         "the least fell to {least}, the mean to {mean}, the sum to {sum}"
     );
     ensure_stock()
+}
+
+/// Needs no sched_ext. What windows differ by on the fast machine is not judged.
+pub fn stock_with_itself() -> Result<()> {
+    let (_guests, counter) = guests()?;
+    let comparison = compared(&["--scheduler", "stock", "--counter", &counter])?;
+    ensure!(
+        comparison["schedulers"] == json!(["stock", "stock 2"]),
+        "it compares {}",
+        comparison["schedulers"]
+    );
+    for (of, name) in [("", "passes"), ("one", "progress %"), ("two", "%RUN")] {
+        number(said_of(&comparison, of, name)?, "/ratio/median")?;
+    }
+    Ok(())
 }
 
 fn ensure_stock() -> Result<()> {

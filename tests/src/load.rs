@@ -22,7 +22,7 @@ use crate::host::{
     refused_without_root, start_cohort, start_cohort_patiently, stop_cohort, vcpus_of, vm_stats,
     watch,
 };
-use crate::{Test, export};
+use crate::{Test, compare, export};
 
 pub const TESTS: &[Test] = &[
     (
@@ -65,6 +65,10 @@ pub const WITHOUT_SCHED_EXT: &[Test] = &[
     (
         "a_scheduler_is_refused_with_its_own_exit_code",
         refused_without_sched_ext,
+    ),
+    (
+        "the_kernels_own_scheduler_is_compared_with_itself",
+        compare::stock_with_itself,
     ),
 ];
 
@@ -245,6 +249,11 @@ fn refused_without_sched_ext() -> Result<()> {
         Command::new("cohort").arg("run"),
         Exit::NoSchedExt,
         "CONFIG_SCHED_CLASS_EXT",
+    )?;
+    refused(
+        Command::new("cohort").arg("compare"),
+        Exit::NoSchedExt,
+        "cohort compare --scheduler stock",
     )?;
     let findings = findings(Exit::Unfit)?;
     ensure!(findings["kernel"].0 == "refused");

@@ -100,10 +100,10 @@ fn index(dir: &Path) -> Result<HashMap<String, PathBuf>> {
         for entry in
             fs::read_dir(&dir).with_context(|| format!("{} cannot be read.", dir.display()))?
         {
-            let path = entry
-                .with_context(|| format!("{} cannot be read.", dir.display()))?
-                .path();
-            if path.is_dir() {
+            let entry = entry.with_context(|| format!("{} cannot be read.", dir.display()))?;
+            let path = entry.path();
+            // Not what a link points to: `build` of a kernel built here is all of its source.
+            if entry.file_type().is_ok_and(|kind| kind.is_dir()) {
                 open.push(path);
             } else if let Some(name) = module_name(&path) {
                 found.insert(name, path);
@@ -115,8 +115,10 @@ fn index(dir: &Path) -> Result<HashMap<String, PathBuf>> {
 
 /// "kvm-amd.ko.xz" is kvm_amd; None for other files.
 fn module_name(path: &Path) -> Option<String> {
-    let (name, _) = path.file_name()?.to_str()?.split_once(".ko")?;
-    Some(name.replace('-', "_"))
+    let (name, packed) = path.file_name()?.to_str()?.split_once(".ko")?;
+    ["", ".xz", ".zst"]
+        .contains(&packed)
+        .then(|| name.replace('-', "_"))
 }
 
 /// Appends a module to the order, after those it depends on.
@@ -180,5 +182,19 @@ mod tests {
         );
         assert_eq!(module_name(Path::new("/x/tun.ko")).unwrap(), "tun");
         assert_eq!(module_name(Path::new("/x/modules.dep")), None);
+        assert_eq!(module_name(Path::new("/x/.kobject.o.cmd")), None);
+    }
+
+    #[test]
+    fn the_source_beside_the_modules_has_none() {
+        let folder = tempfile::tempdir().unwrap();
+        let [modules, source] = ["modules", "source"].map(|name| folder.path().join(name));
+        for (dir, name) in [(&modules, "kvm.ko"), (&source, "tun.ko")] {
+            fs::create_dir(dir).unwrap();
+            fs::write(dir.join(name), "").unwrap();
+        }
+        std::os::unix::fs::symlink(&source, modules.join("build")).unwrap();
+        let found: Vec<String> = index(&modules).unwrap().into_keys().collect();
+        assert_eq!(found, ["kvm"]);
     }
 }

@@ -14,7 +14,7 @@ pub(crate) mod verdict;
 pub(crate) mod window;
 
 use crate::host::paths::Host;
-use crate::host::preflight;
+use crate::host::preflight::{self, Refusal};
 use crate::observer::Observer;
 use crate::observer::view::HostView;
 use crate::process::exit::{Exit, Failure};
@@ -88,10 +88,9 @@ impl CompareOptions {
 /// Compares, and prints what came out.
 pub fn compare(options: &CompareOptions, host: &Host) -> Result<(), Failure> {
     options.probes.check()?;
-    let remarks = settings(&options.schedulers(), host)?;
-    preflight::check_host(host)?;
-    preflight::check_known_bad(host)?;
-    preflight::check_now(host)?;
+    let schedulers = options.schedulers();
+    let remarks = settings(&schedulers, host)?;
+    check(&schedulers, host)?;
     // Before hours are spent.
     let html = options.html.as_deref();
     let page = html.map(|path| table::new_file("page", path));
@@ -112,6 +111,29 @@ pub fn compare(options: &CompareOptions, host: &Host) -> Result<(), Failure> {
             .context("the page cannot be written")?;
     }
     printed
+}
+
+/// Checks whether these can be exchanged on this host. The kernel's own against itself needs only what the observer does.
+fn check(schedulers: &[Scheduler], host: &Host) -> Result<(), Failure> {
+    let only_stock = schedulers.iter().all(|one| *one == Scheduler::Stock);
+    if only_stock && preflight::loaded_scheduler(host).is_none() {
+        return Ok(preflight::check_observer(host)?);
+    }
+    if let Err(refusal) = preflight::check_host(host) {
+        return Err(match refusal {
+            Refusal::NoSchedExt { .. } => Failure::new(
+                refusal.exit(),
+                anyhow!(
+                    "{refusal} There is no second scheduler to compare with the kernel's own here. `cohort compare \
+                     --scheduler stock` measures how much windows differ by themselves, and `cohort why VM` says what a VM \
+                     waits for."
+                ),
+            ),
+            other => other.into(),
+        });
+    }
+    preflight::check_known_bad(host)?;
+    Ok(preflight::check_now(host)?)
 }
 
 /// Which settings file each Cohort runs with, in sentences.
@@ -187,11 +209,27 @@ mod tests {
     use super::*;
     use crate::host::paths::fixture::Fixture;
 
+    fn parsed(schedulers: &[&str]) -> Vec<Scheduler> {
+        let schedulers = schedulers.iter();
+        schedulers
+            .map(|text| text.parse().expect("it is one"))
+            .collect()
+    }
+
     fn of(schedulers: &[&str], host: &Host) -> Result<Vec<String>, Failure> {
-        let schedulers = schedulers
-            .iter()
-            .map(|text| text.parse().expect("it is one"));
-        settings(&schedulers.collect::<Vec<_>>(), host)
+        settings(&parsed(schedulers), host)
+    }
+
+    #[test]
+    fn without_sched_ext_only_the_kernels_own_scheduler_is_compared() {
+        let host = Fixture::new()
+            .with("proc/self/status", "CapEff:\t000001ffffffffff\n")
+            .with("proc/sys/kernel/osrelease", "6.12.117+deb13-amd64\n");
+        check(&parsed(&["stock", "stock"]), &host.host()).expect("nothing is exchanged");
+        let failure = check(&parsed(&["stock", "cohort"]), &host.host());
+        let failure = failure.expect_err("it cannot be loaded");
+        assert_eq!(failure.exit(), Exit::NoSchedExt);
+        assert!(failure.to_string().contains("--scheduler stock"));
     }
 
     #[test]

@@ -107,13 +107,12 @@ impl Scheduler {
     /// # Errors
     /// When another scheduler is loaded, or this one does not take over: with what it printed.
     pub fn start(&self, logs: &Path) -> Result<Option<RunningScheduler>> {
-        let state = state()?;
-        ensure!(
-            state == "disabled",
-            "A scheduler is loaded already ({}, {state}); it must be stopped before {} can start",
-            loaded_ops(),
-            self.name()
-        );
+        if let Some(loaded) = preflight::loaded_scheduler(&Host::live()) {
+            bail!(
+                "A scheduler is loaded already ({loaded}); it must be stopped before {} can start",
+                self.name()
+            );
+        }
         match self {
             Self::Stock => Ok(None),
             Self::Program {
