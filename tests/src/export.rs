@@ -234,11 +234,7 @@ fn scheduler() -> Result<()> {
     let vm = format!("vm=\"{label}\"");
     let counted = wait_for("turns of the VM", PATIENCE, || {
         let page = page()?;
-        let whole = value_of(
-            &page,
-            "cohort_vm_turns_total",
-            &[&vm, "outcome=\"whole\""],
-        );
+        let whole = value_of(&page, "cohort_vm_turns_total", &[&vm, "outcome=\"whole\""]);
         Ok(whole.is_ok_and(|whole| whole > 10.0).then_some(page))
     })?;
     for line in counted.lines() {
