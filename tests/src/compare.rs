@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::Test;
 use crate::host::{
-    Guest, PATIENCE, busy, lab, refused, refused_without_root, start_cohort, stop_cohort,
+    Guest, PATIENCE, busy, lab, promised, refused, refused_without_root, start_cohort, stop_cohort,
     wait_for_sched_ext,
 };
 
@@ -243,7 +243,7 @@ fn stall() -> Result<()> {
         output.status
     );
     ensure!(
-        back < Duration::from_secs(2),
+        back < promised(Duration::from_secs(2))?,
         "the host was back only after {back:?}"
     );
     Ok(())
@@ -276,7 +276,7 @@ fn interrupted() -> Result<()> {
         sleep(Duration::from_millis(500));
         let begin = Instant::now();
         kill(Pid::from_raw(child.id() as i32), signal)?;
-        wait_for_sched_ext("disabled", Duration::from_secs(2))?;
+        wait_for_sched_ext("disabled", promised(Duration::from_secs(2))?)?;
         println!("    {signal}: back after {:?}", begin.elapsed());
         let output = child.wait_with_output()?;
         if signal == Signal::SIGINT {
