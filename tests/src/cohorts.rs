@@ -75,8 +75,8 @@ pub const ON_FOUR_CPUS: &[Test] = &[
 ];
 
 const WINDOW: Duration = Duration::from_secs(1);
-/// Of their time that siblings may wait behind each other, with windows. Seen: 0.0 to 0.3 %.
-const STACKED_WITH_PCT: f64 = 1.0;
+/// Of their time that siblings may wait behind each other, with windows. Seen: 0.0 to 0.7 %, on Linux 6.12 0.5 to 1.3 %.
+const STACKED_WITH_PCT: f64 = 2.0;
 /// So little that it need not be less than without windows: turns alone may happen to do as well. Seen: 0.1 to 1.4 %.
 const STACKED_LITTLE_PCT: f64 = 0.5;
 /// Of their ready time that siblings may wait behind each other on four CPUs; without windows 28 % were seen.
