@@ -49,7 +49,7 @@ pub fn build(cache: &Cache, lock: &CacheLock, series: &str, work: &Path) -> Resu
     unpack.arg("-C").arg(work).arg("-xf").arg(&archive);
     tool::run(&mut unpack, &format!("unpack {}", archive.display()))?;
     let source = work.join(&package);
-    eprintln!("lab: building Linux {series} (ten minutes on two free cores, once)");
+    eprintln!("lab: building Linux {series} (twelve minutes on two free cores, once)");
     let begin = Instant::now();
     configure(&source)?;
     let jobs = thread::available_parallelism().map_or(1, usize::from);
