@@ -239,7 +239,7 @@ static bool is_cohort(const struct group *g)
 }
 
 /* @e, of @g, is about to have CPUs in a new turn of @d: how was its last one? */
-static void count_window(const struct entity *e, struct group *g, u32 width)
+static void count_turn(const struct entity *e, struct group *g, u32 width)
 {
 	if (width < 2 || !is_vm(g) || !is_cohort(g))
 		return;
@@ -298,7 +298,7 @@ __noinline u64 serve_entry(u32 domain_id, u32 i, u64 free, bool first_pass)
 		return free;
 	}
 	if (e->turn != d->turn)
-		count_window(e, g, entry->width);
+		count_turn(e, g, entry->width);
 	given = give_cpus(d, e, entry->entity, own, wanted);
 	entry->width -= cpus_in(given);
 	d->served_vtime = entry->key;

@@ -209,6 +209,7 @@ pub struct HostLoad {
     // Before the cgroup: they must be gone when that is removed.
     children: Vec<Service>,
     cgroup: Cgroup,
+    /// What they execute, if it is a file of the lab's.
     _program: Option<Program>,
 }
 
@@ -223,9 +224,11 @@ impl HostLoad {
                 .args(program.endless());
             command
         };
-        let mut load = Self::run(name, nice.iter().map(busy), cpus)?;
-        load._program = Some(program);
-        Ok(load)
+        let load = Self::run(name, nice.iter().map(busy), cpus)?;
+        Ok(Self {
+            _program: Some(program),
+            ..load
+        })
     }
 
     /// Starts a process that wants `percent` of a CPU, a few milliseconds at a time.
