@@ -326,6 +326,8 @@ static bool is_apart(const struct task_struct *p, const struct task_ctx *tc,
 static void begins_to_wait(struct task_ctx *tc, u32 queue, struct domain *d)
 {
 	tc->queue = queue;
+	if (!(queue & BOUND_QUEUE))
+		d->waited_last = queue;
 	__sync_fetch_and_add(&d->nr_waiting, 1);
 }
 

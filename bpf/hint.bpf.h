@@ -159,13 +159,17 @@ static bool comes_before_own(const struct task_ctx *tc, const struct group *g,
 }
 
 /* Has the group of the woken @tc, which stands at @vtime, had less than the one of @share that has
- * the CPU and stands at @running? A vCPU waits for the VM's other threads: no margin for them. */
+ * the CPU and stands at @running? A vCPU waits for the VM's other threads: no margin for them. One whose
+ * siblings want to run as well waits with them for their VM's turn, and ends no other's. */
 static bool comes_before(const struct task_ctx *tc, const struct group *g,
 			 u64 vtime, u64 running, u64 share)
 {
-	u64 margin =
-		is_vm(g) && !tc->is_vcpu ? 0 : fair_charge(slice_ns / 8, share);
+	u64 margin = fair_charge(slice_ns / 8, share);
 
+	if (is_vm(g) && !tc->is_vcpu)
+		margin = 0;
+	else if (is_vm(g) && nr_together(g) > 1)
+		return false;
 	return fair_preempts(vtime, running, margin);
 }
 

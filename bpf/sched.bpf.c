@@ -54,6 +54,8 @@ UEI_DEFINE(uei);
 enum {
 	KTHREAD_SLICES =
 		16, /* virtual time that a CPU's kernel thread uses at once */
+	HANDS_OVER_NS =
+		20000, /* after an IPI who halts leaves its CPU to the receiver */
 };
 
 /* ---- predicates ---- */
@@ -66,22 +68,65 @@ static bool runnable_here(const struct task_struct *p)
 /* ---- waking and waiting ---- */
 
 /*
- * Where the vCPU @p, for which no CPU is idle, is to wait. All CPUs may take
- * it, but only on this one KVM sees that somebody waits, and does not poll when
- * the guest halts. A sibling that wakes another often halts next.
+ * Is @p, with @tc, a sibling of the vCPU that runs on @c, of this CPU, and wakes it by an IPI, to run here as soon as that halts? It is
+ * one that halts at once after such an IPI, as a rule: who answers a request and waits for
+ * the next one. It takes no CPU from anybody, and nothing has to be looked for.
+ */
+static bool is_handed_over(struct task_struct *p, const struct task_ctx *tc,
+			   struct task_ctx *waker, const struct cpu_state *c,
+			   u64 now)
+{
+	if (waker->signals.ipi_to != p->pid || is_throttled(tc->cgroup_group))
+		return false;
+	waker->handed_at_ns = now;
+	return waker->halts_after_ns < HANDS_OVER_NS && !c->lent_pid &&
+	       (!c->slot || c->slot == c->entity) &&
+	       !scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL);
+}
+
+/* A CPU that the VM of the vCPU @p, with @tc, has in this turn, and on which none of it runs: best @prev_cpu; -1: there is
+ * none. */
+static s32 lacking_cpu_for(struct task_struct *p, const struct task_ctx *tc,
+			   s32 prev_cpu)
+{
+	struct entity *e = tc->entity ? lookup_entity(tc->entity) : NULL;
+	struct domain *d = e ? lookup_domain(e->domain) : NULL;
+	u64 lacks;
+	s32 cpu;
+
+	if (!d || !d->crowded || e->group != tc->group ||
+	    e->domain != domain_of(prev_cpu))
+		return -1;
+	lacks = lacking_cpus(e, d);
+	if (!lacks)
+		return -1;
+	cpu = cpu_with(d, plan_next(lacks, bit_of(prev_cpu), lacks));
+	return bpf_cpumask_test_cpu(cpu, p->cpus_ptr) ? cpu : -1;
+}
+
+/*
+ * Where the vCPU @p, for which no CPU is idle, is to wait. All CPUs of its domain may take it, but one that takes it from
+ * another one has more to do: so where it is called to. Else where the sibling runs that
+ * wakes it: that often halts next, and only there KVM sees that somebody waits, and does not poll.
  */
 static s32 waiting_place(struct task_struct *p, struct task_ctx *tc,
 			 s32 prev_cpu)
 {
 	struct task_ctx *waker =
 		lookup_task_may_fail(bpf_get_current_task_btf());
-	s32 cpu = bpf_get_smp_processor_id();
+	s32 here = bpf_get_smp_processor_id(), cpu;
+	struct cpu_state *c = lookup_cpu(here);
 
-	if (!waker || waker->group != tc->group ||
-	    domain_of(cpu) != domain_of(prev_cpu) ||
-	    !bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+	cpu = lacking_cpu_for(p, tc, prev_cpu);
+	if (cpu >= 0)
+		return cpu;
+	if (!c || !waker || waker->group != tc->group ||
+	    domain_of(here) != domain_of(prev_cpu) ||
+	    !bpf_cpumask_test_cpu(here, p->cpus_ptr))
 		return prev_cpu;
-	return cpu;
+	if (is_handed_over(p, tc, waker, c, scx_bpf_now()))
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, 0);
+	return here;
 }
 
 /* The idle CPU that suits @p, which wakes; negative: there is none. */
@@ -120,8 +165,13 @@ s32 BPF_STRUCT_OPS(cohort_select_cpu, struct task_struct *p, s32 prev_cpu,
  * cohort_update_idle(). */
 static bool wake_idle_cpu(struct task_struct *p)
 {
-	s32 cpu = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
+	const struct cpumask *idle = scx_bpf_get_idle_cpumask();
+	/* None, as a rule, and this is less to do than picking one. */
+	bool any = bpf_cpumask_intersects(idle, p->cpus_ptr);
+	s32 cpu;
 
+	scx_bpf_put_idle_cpumask(idle);
+	cpu = any ? scx_bpf_pick_idle_cpu(p->cpus_ptr, 0) : -EBUSY;
 	if (cpu < 0)
 		return false;
 	scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
@@ -280,17 +330,17 @@ static void go_on(struct cpu_state *c, struct task_struct *p)
 	scx_bpf_task_set_slice(p, slice_ns);
 }
 
-/* Does a task wait for whom @c is in this turn? */
-static bool slot_waits(const struct cpu_state *c)
+/* How many tasks wait for whom @c is in this turn? */
+static s32 nr_for_slot(const struct cpu_state *c)
 {
 	struct entity *e;
 
 	if (!c->slot)
-		return false;
+		return 0;
 	if (c->slot == SLOT_BOUND)
-		return c->nr_bound > 0;
+		return c->nr_bound;
 	e = lookup_entity(c->slot);
-	return e && e->nr_waiting > 0;
+	return e ? e->nr_waiting : 0;
 }
 
 /* Does @prev, with @tc, which ran on @c, stand before the first one that waits for whom @c
@@ -320,7 +370,7 @@ static bool serve_slot(struct cpu_state *c, s32 cpu, struct domain *d,
 	}
 	if (c->slot == SLOT_BOUND)
 		return take_bound(c, cpu);
-	return take_from(c->slot, cpu, turn_length(d));
+	return take_of(c->slot, nr_for_slot(c), cpu, turn_length(d));
 }
 
 /* @c, of @cpu in domain @domain_id, takes a task from elsewhere than its slot. */
@@ -376,7 +426,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		tc = NULL;
 	if (c->samples && gives_quiet_cpu(c, d, domain_id, cpu, now))
 		return;
-	waits = slot_waits(c);
+	waits = nr_for_slot(c) > 0;
 	if (looks(c, cpu, now) || follow_hints(c, cpu, waits, now) ||
 	    pulls(c, cpu, now) || (waits && serve_slot(c, cpu, d, prev, tc)))
 		return;
@@ -659,6 +709,19 @@ static void leave_cpu(struct task_struct *p, struct task_ctx *tc,
 	c->bound = 0;
 }
 
+/* @tc stops, and if it is not @runnable, sleeps: how long after it last woke a sibling is that? */
+static void note_hand_over(struct task_ctx *tc, bool runnable, u64 now)
+{
+	u64 after_ns = now - tc->handed_at_ns;
+
+	if (!tc->handed_at_ns)
+		return;
+	tc->handed_at_ns = 0;
+	if (runnable || after_ns > 4 * HANDS_OVER_NS)
+		after_ns = 4 * HANDS_OVER_NS;
+	tc->halts_after_ns = (3 * tc->halts_after_ns + after_ns) / 4;
+}
+
 void BPF_STRUCT_OPS(cohort_stopping, struct task_struct *p, bool runnable)
 {
 	s32 cpu = scx_bpf_task_cpu(p);
@@ -677,6 +740,7 @@ void BPF_STRUCT_OPS(cohort_stopping, struct task_struct *p, bool runnable)
 	else if (g)
 		__sync_fetch_and_sub(&g->running, fair_runs(tc->charged_at_ns));
 	leave_cpu(p, tc, c, d, cpu, now);
+	note_hand_over(tc, runnable, now);
 	tc->run_at_ns = 0;
 	tc->woke = 0;
 	tc->ready_at_ns = runnable ? now : 0;

@@ -110,6 +110,7 @@ struct domain {
 	struct bpf_rb_root tree __contains(entity_node, rb);
 	u32 nr_listed; /* in tree; under lock, read without */
 	s32 nr_waiting; /* tasks that wait for one of its CPUs; atomic */
+	u32 waited_last; /* the entity in which one began to wait last; any CPU */
 	s32 nr_parked; /* tasks that wait for their cap; atomic */
 	u32 crowded; /* its turns are timed; compare-and-swap */
 	u64 cpus; /* that are online; atomic */
@@ -287,6 +288,8 @@ struct task_ctx {
 	u64 charged_at_ns; /* when that was, while it runs */
 	u64 run_at_ns; /* when it started running */
 	u32 spins_in_kernel; /* its last spin exit was in guest kernel mode */
+	u64 handed_at_ns; /* when it last woke a sibling, since it runs; 0: it did not */
+	u64 halts_after_ns; /* how long after that it halts, as a rule */
 	u32 yielded; /* a yield was accepted during that spin exit */
 
 	struct signals signals;

@@ -14,6 +14,20 @@ enum {
 	MAX_SIBLINGS = 256, /* waiting ones looked through for one */
 };
 
+/* How many tasks wait in @queue, of an entity or bound to a CPU? */
+static s32 nr_in(u32 queue)
+{
+	struct cpu_state *c;
+	struct entity *e;
+
+	if (queue & BOUND_QUEUE) {
+		c = lookup_cpu(queue & ~QUEUE_KINDS);
+		return c ? c->nr_bound : 0;
+	}
+	e = lookup_entity(queue);
+	return e ? e->nr_waiting : 0;
+}
+
 /* Has thread @pid left @queue? */
 static bool has_left(s32 pid, u32 queue)
 {
@@ -29,8 +43,8 @@ __noinline bool run_waiting(u32 queue, s32 pid, s32 cpu)
 	bool moved = false;
 	u32 seen = unknown_zero;
 
-	/* Nothing is searched for one that has left. */
-	if (has_left(pid, queue))
+	/* Nothing long is searched for one that has left. */
+	if (nr_in(queue) > TAKE_TRIES && has_left(pid, queue))
 		return false;
 	bpf_for_each(scx_dsq, p, queue, 0) {
 		if (p->pid != pid) {
@@ -87,9 +101,17 @@ __noinline bool take_from(u32 queue, s32 cpu, u64 near_ns)
 	return moved;
 }
 
+/* The same of the @nr tasks that wait in @queue. One, as a rule: there is nothing to choose then. */
+static bool take_of(u32 queue, s32 nr, s32 cpu, u64 near_ns)
+{
+	if (nr == 1)
+		return scx_bpf_dsq_move_to_local(queue, 0);
+	return nr > 1 && take_from(queue, cpu, near_ns);
+}
+
 static bool take_bound(const struct cpu_state *c, s32 cpu)
 {
-	return c->nr_bound > 0 && take_from(BOUND_QUEUE | cpu, cpu, 0);
+	return take_of(BOUND_QUEUE | cpu, c->nr_bound, cpu, 0);
 }
 
 /* ---- who comes next ---- */
@@ -111,8 +133,7 @@ __noinline bool take_entry(u32 domain_id, s32 cpu)
 		if (!id || !(entry->cpus & bit))
 			continue;
 		e = lookup_entity(id);
-		if (e && e->nr_waiting > 0 &&
-		    take_from(id, cpu, turn_length(d)))
+		if (e && take_of(id, e->nr_waiting, cpu, turn_length(d)))
 			return true;
 	}
 	return false;
@@ -121,10 +142,14 @@ __noinline bool take_entry(u32 domain_id, s32 cpu)
 /* Run a task of one of the first entities of domain @domain_id that has one for @cpu. */
 __noinline bool take_listed(u32 domain_id, s32 cpu, u64 now)
 {
+	struct domain *d = lookup_domain(domain_id);
 	bool taken = false;
-	u32 i;
+	u32 i, nr;
 
-	bpf_for(i, 0, FILL_TRIES) {
+	if (!d)
+		return false;
+	nr = d->nr_listed < FILL_TRIES ? d->nr_listed : FILL_TRIES;
+	bpf_for(i, 0, nr) {
 		u32 id = take_entity(domain_id);
 		struct entity *e;
 		struct group *g;
@@ -135,7 +160,7 @@ __noinline bool take_listed(u32 domain_id, s32 cpu, u64 now)
 		g = e ? lookup_group(e->group) : NULL;
 		if (!g)
 			break;
-		taken = e->nr_waiting > 0 && take_from(id, cpu, slice_ns);
+		taken = take_of(id, e->nr_waiting, cpu, slice_ns);
 		/* Behind those that were not looked at. */
 		put_entity(id, e, group_vtime(g, now) + i);
 		if (taken)
@@ -156,12 +181,24 @@ static bool take_unbound(const struct domain *d, s32 cpu)
 	return from != cpu && take_from(BOUND_QUEUE | from, cpu, 0);
 }
 
+/* Run the only task that waits in @d, if it is of the entity in which one began to wait last. */
+static bool take_only(struct domain *d, s32 cpu)
+{
+	u32 id = d->waited_last;
+	struct entity *e = id ? lookup_entity(id) : NULL;
+
+	return e && e->nr_waiting == 1 && scx_bpf_dsq_move_to_local(id, 0);
+}
+
 /* Run whoever comes next in domain @domain_id, @d, and may run on @cpu. */
 static bool take_next(struct domain *d, u32 domain_id, s32 cpu, u64 now)
 {
-	return d->nr_waiting > 0 &&
-	       (take_entry(domain_id, cpu) ||
-		take_listed(domain_id, cpu, now) || take_unbound(d, cpu));
+	if (d->nr_waiting <= 0)
+		return false;
+	if (d->nr_waiting == 1 && take_only(d, cpu))
+		return true;
+	return take_entry(domain_id, cpu) || take_listed(domain_id, cpu, now) ||
+	       take_unbound(d, cpu);
 }
 
 /* Run whoever waits in domain @from, which is another one. */

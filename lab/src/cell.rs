@@ -418,6 +418,14 @@ pub struct Variant {
 }
 
 impl Variant {
+    /// Cohort as it is by default.
+    pub fn usual() -> Self {
+        Self {
+            name: "Cohort".into(),
+            switched: Vec::new(),
+        }
+    }
+
     fn without(what: &str, mechanisms: &[Mechanism]) -> Self {
         let off = |&mechanism: &Mechanism| Switch {
             mechanism,
@@ -459,10 +467,7 @@ impl Variant {
     /// Those that every cell is measured under, and if asked for one per mechanism.
     pub fn all(each_mechanism: bool) -> Vec<Self> {
         let mut variants = vec![
-            Self {
-                name: "Cohort".into(),
-                switched: Vec::new(),
-            },
+            Self::usual(),
             Self::without("co-scheduling", &[Mechanism::Cohorts]),
             Self::without(
                 "yields",
@@ -493,6 +498,19 @@ pub struct CellResult {
     pub alone: Vec<Alone>,
     /// All other windows, by scheduler, then by seed.
     pub runs: Vec<Run>,
+    /// What the scheduler's programs executed in one more window under Cohort, from the first seed.
+    pub ops: Vec<OpCost>,
+}
+
+/// What one of the scheduler's programs executed in a window.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct OpCost {
+    /// The op or hook.
+    pub name: String,
+    /// How often it ran.
+    pub runs: u64,
+    /// How long in all; on the exact machine a ns is an instruction.
+    pub ns: u64,
 }
 
 /// A member alone.

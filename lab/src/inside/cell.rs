@@ -22,9 +22,12 @@ use super::drawing::{self, Timeline, Vm};
 use super::hostwork::{HostWork, Program};
 use super::info::LabInfo;
 use super::micro::MicroGuest;
+use super::ops::Counting;
 use super::windows::{DoneAlone, LOGS, Subject, Timing, look_at, measure, measure_alone};
 use super::{process, programs};
-use crate::cell::{Alone, Cell, CellResult, Guests, Member, Party, Run, STOCK, Variant, Workload};
+use crate::cell::{
+    Alone, Cell, CellResult, Guests, Member, OpCost, Party, Run, STOCK, Variant, Workload,
+};
 
 /// Where the result is left; copied out of L1 at its end.
 pub const RESULT_PATH: &str = "/out/result.json";
@@ -98,13 +101,26 @@ impl<'a> Bench<'a> {
             let measured = self.measure_all(&variant.name, &alone);
             runs.extend(still_there(&mut cohort, measured)?);
         }
+        set(&Variant::usual().switches())?;
+        let counted = self.count_ops();
+        let ops = still_there(&mut cohort, counted)?;
         cohort.stop()?;
         Ok(CellResult {
             cell: self.cell.clone(),
             lab: self.lab.clone(),
             alone,
             runs,
+            ops,
         })
+    }
+
+    /// What the scheduler that is loaded executes from the first seed on, until the window's end.
+    fn count_ops(&mut self) -> Result<Vec<OpCost>> {
+        let timing = self.timing();
+        let counting = Counting::start()?;
+        measure(&mut self.subjects, &self.lab.guest_cpus, 1, timing)
+            .context("The window in which ops are counted failed")?;
+        Ok(counting.finish())
     }
 
     /// What the first of each kind does alone.

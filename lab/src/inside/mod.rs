@@ -12,6 +12,7 @@ pub mod hooks;
 pub mod hostwork;
 pub mod info;
 pub mod micro;
+pub mod ops;
 pub mod process;
 pub mod programs;
 pub mod random;

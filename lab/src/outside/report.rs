@@ -164,7 +164,50 @@ fn group(title: &str, cells: &[&Cell], results: &[CellResult]) -> String {
     }
     text += &format!("\n{NOT_MODELLED}\n");
     text += &latencies(cells, results);
+    text += &ops(cells, results);
     text
+}
+
+/// The ops that run most often; the table has a column for each.
+const HOT_OPS: [&str; 9] = [
+    "select_cpu",
+    "enqueue",
+    "dispatch",
+    "running",
+    "stopping",
+    "runnable",
+    "quiescent",
+    "tick",
+    "yield",
+];
+
+/// What Cohort's ops cost in each cell.
+fn ops(cells: &[&Cell], results: &[CellResult]) -> String {
+    let mut rows = String::new();
+    for cell in cells {
+        if let Some(result) = best_result(cell, results).filter(|result| !result.ops.is_empty()) {
+            let of_op = |name: &&str| {
+                let found = result.ops.iter().find(|cost| cost.name == *name);
+                found.map_or(String::new(), |cost| {
+                    (cost.ns / cost.runs.max(1)).to_string()
+                })
+            };
+            let each: Vec<String> = HOT_OPS.iter().map(of_op).collect();
+            line(
+                &mut rows,
+                &format!("| {} | {} |", cell.name, each.join(" | ")),
+            );
+        }
+    }
+    if rows.is_empty() {
+        return rows;
+    }
+    format!(
+        "\nInstructions that Cohort's ops execute, on average per call; what the kernel does for them and around them is not in \
+         it.\n\n| cell | {} |\n|---|{}\n{rows}",
+        HOT_OPS.join(" | "),
+        "---|".repeat(HOT_OPS.len())
+    )
 }
 
 /// Of several results of a cell that with most schedulers.
@@ -297,7 +340,7 @@ mod tests {
     use cohort::commands::compare::progress::{Progress, VmRate};
 
     use super::*;
-    use crate::cell::{Alone, Workload, example};
+    use crate::cell::{Alone, OpCost, Workload, example};
     use crate::inside::info;
 
     fn run(scheduler: &str, seed: u64, rates: [f64; 2], p99_us: Option<f64>) -> Run {
@@ -337,6 +380,7 @@ mod tests {
                 run("Cohort", 1, [50.0, 50.0], None),
                 run("Cohort", 2, [50.0, 50.0], None),
             ],
+            ops: Vec::new(),
         }
     }
 
@@ -384,6 +428,24 @@ The machine does not model caches, memory bandwidth, branch prediction, SMT sibl
         assert_eq!(
             text,
             "| lock-2x2 | stock | vm1 | 5 (5..5) | 150 (200..100) |\n"
+        );
+    }
+
+    #[test]
+    fn ops_that_ran_have_a_table() {
+        let cell = example();
+        let mut result = result(&cell, None);
+        assert_eq!(ops(&[&cell], &[result.clone()]), "");
+        let cost = |name: &str, runs, ns| OpCost {
+            name: name.into(),
+            runs,
+            ns,
+        };
+        result.ops = vec![cost("dispatch", 10, 9000), cost("vcpu_kicked", 1, 50)];
+        let text = ops(&[&cell], &[result]);
+        assert!(
+            text.ends_with("| lock-2x2 |  |  | 900 |  |  |  |  |  |  |\n"),
+            "{text}"
         );
     }
 
