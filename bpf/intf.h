@@ -80,9 +80,9 @@ struct group_stats {
 	u64 yields_offered; /* directed yields KVM offered */
 	u64 yields_ready; /* accepted, or given without an offer: somebody was
 			     ready */
-	u64 yields_served; /* of which the target ran next */
+	u64 yields_served; /* of those the target ran next */
 	u64 yields_missed[NR_YIELD_MISS];
-	u64 yields_better; /* of the served: another sibling than KVM's */
+	u64 yields_better; /* of those ready: another sibling than KVM's */
 	u64 spin_exits; /* a vCPU left the guest because it executes PAUSE */
 	u64 ipis; /* fixed IPIs from one vCPU to one sibling */
 	u64 ipis_to_ready; /* of which the receiver waited for a CPU */

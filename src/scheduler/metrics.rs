@@ -133,7 +133,7 @@ pub struct VmStats {
     pub yields_served: u64,
     #[stat(desc = "yields whose target did not run next, by reason")]
     pub yields_missed: BTreeMap<String, u64>,
-    #[stat(desc = "of the served: another sibling than KVM's candidate")]
+    #[stat(desc = "of those for which one was ready: another sibling than KVM's candidate")]
     pub yields_better: u64,
     #[stat(desc = "times a vCPU left the guest because it spins")]
     pub spin_exits: u64,
