@@ -129,7 +129,7 @@ struct host_stats {
 	/* Events that must stay rare. */
 	u64 entity_exhausted; /* no entity was free: that of the root was used */
 	u64 group_exhausted; /* no group was free: the root group was used */
-	u64 stolen; /* tasks taken from another domain */
+	u64 stolen; /* tasks taken from another domain, VMs told to move */
 };
 
 /* ---- the observer ---- */

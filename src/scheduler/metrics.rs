@@ -191,7 +191,7 @@ pub struct HostStats {
     pub entities_used: u64,
     #[stat(desc = "entities that there can be")]
     pub entities_most: u64,
-    #[stat(desc = "tasks that a CPU took from another domain")]
+    #[stat(desc = "tasks that a CPU took from another domain, and VMs that moved to another")]
     pub stolen: u64,
     #[stat(desc = "times no group or entity was free; should be 0")]
     pub exhausted: u64,
