@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * Types that the BPF programs and the Rust program share. Rust gets them by
- * bindgen (module bpf_intf), the native unit tests by including this file: so
+ * bindgen (module bpf::intf), the native unit tests by including this file: so
  * plain C only, no kernel type, no BPF macro.
  */
 #ifndef COHORT_INTF_H
@@ -33,9 +33,9 @@ enum cohort_limits {
 enum mechanism {
 	MECH_COHORTS = 0, /* a VM's vCPUs have their turns together */
 	MECH_YIELD = 1, /* directed yields are honoured */
-	MECH_IPI = 2, /* who waits for an IPI gives way to who must answer */
+	MECH_IPI = 2, /* who must answer an IPI runs before who waits for it */
 	MECH_RANK = 3, /* KVM's candidate gives way to a better one */
-	MECH_RELAXED = 4, /* somebody is found where KVM finds nobody */
+	MECH_RELAXED = 4, /* a sibling is found where KVM finds none */
 	MECH_SHORT_TURNS = 5, /* turns are shorter where many wait */
 	MECH_PACKING = 6, /* a narrow VM before a wide one that has no room */
 	MECH_WAKE = 7, /* a CPU is lent to who wakes in a VM */

@@ -138,7 +138,7 @@ impl Exit {
             Exit::Interrupted => {
                 "a signal ended `compare` before its last window; the host is back on its own scheduler"
             }
-            Exit::NoSuchVm => "no VM, or more than one, is called as `why` or `ready` was told",
+            Exit::NoSuchVm => "`why` or `ready` was told a name that no VM has, or more than one",
             Exit::Advice => {
                 "`doctor` has warnings, and Cohort runs on this host; or `why` has warnings"
             }
