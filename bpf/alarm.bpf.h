@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What a CPU does for a moment ends by a timer: a loan, and letting a vCPU out of a hook. Not
- * here: what happens then (react.bpf.h).
+ * A timer of each CPU, which ends what that CPU does for a short time: a loan, letting a vCPU
+ * out of a hook, a look at a vCPU that rests. Not here: what happens then (react.bpf.h).
  */
 #ifndef COHORT_ALARM_BPF_H
 #define COHORT_ALARM_BPF_H

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What KVM's local APICs tell: which vCPU an IPI is for, and whether an
- * interrupt waits for a vCPU. Reads only. Not here: when that is asked
- * (observe.bpf.h).
+ * What KVM's local APICs tell: which vCPU an IPI is for, and whether an interrupt
+ * is pending for a vCPU. Reads only. Not here: when that is asked (observe.bpf.h).
  */
 #ifndef COHORT_APIC_BPF_H
 #define COHORT_APIC_BPF_H

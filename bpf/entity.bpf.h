@@ -4,12 +4,12 @@
  * them in the order in which they come. Not here: what a group owes (group.bpf.h),
  * what is run when (plan.bpf.h, take.bpf.h).
  *
- * Who takes an entity out of the tree has it for itself, and puts it back. A key in the
- * tree may lie behind the truth, as groups pay meanwhile: whoever takes an entity reads
- * the truth.
+ * Whoever takes an entity out of the tree has it alone, and puts it back. A key in the
+ * tree may be out of date, as groups pay meanwhile: whoever takes an entity out reads the
+ * group's virtual time anew.
  *
- * An entity is listed from when a task of it first waits or runs until it is taken and
- * has none.
+ * An entity is in the tree (listed) from when a task of it first waits or runs, until it
+ * is taken out and has no task.
  */
 #ifndef COHORT_ENTITY_BPF_H
 #define COHORT_ENTITY_BPF_H

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Hints: which task a CPU is to run next, why, and until when that is worth anything. Who wakes
- * and has had less than what runs gets one here. Not here: directed yields
- * (yield.bpf.h).
+ * Hints: which task a CPU is to run next, why, and until when the hint counts. A task that wakes
+ * and has had less than what runs gets a hint here. Not here: directed yields (yield.bpf.h).
  */
 #ifndef COHORT_HINT_BPF_H
 #define COHORT_HINT_BPF_H

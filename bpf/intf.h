@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * Types that the BPF programs and the Rust program share. Rust gets them by
- * bindgen (module bpf_intf), the native unit tests by including this file: so
+ * bindgen (module bpf::intf), the native unit tests by including this file: so
  * plain C only, no kernel type, no BPF macro.
  */
 #ifndef COHORT_INTF_H
@@ -33,9 +33,9 @@ enum cohort_limits {
 enum mechanism {
 	MECH_COHORTS = 0, /* a VM's vCPUs have their turns together */
 	MECH_YIELD = 1, /* directed yields are honoured */
-	MECH_IPI = 2, /* who waits for an IPI gives way to who must answer */
+	MECH_IPI = 2, /* who must answer an IPI runs before who waits for it */
 	MECH_RANK = 3, /* KVM's candidate gives way to a better one */
-	MECH_RELAXED = 4, /* somebody is found where KVM finds nobody */
+	MECH_RELAXED = 4, /* a sibling is found where KVM finds none */
 	MECH_SHORT_TURNS = 5, /* turns are shorter where many wait */
 	MECH_PACKING = 6, /* a narrow VM before a wide one that has no room */
 	MECH_WAKE = 7, /* a CPU is lent to who wakes in a VM */
@@ -80,9 +80,9 @@ struct group_stats {
 	u64 yields_offered; /* directed yields KVM offered */
 	u64 yields_ready; /* accepted, or given without an offer: somebody was
 			     ready */
-	u64 yields_served; /* of which the target ran next */
+	u64 yields_served; /* of those the target ran next */
 	u64 yields_missed[NR_YIELD_MISS];
-	u64 yields_better; /* of the served: another sibling than KVM's */
+	u64 yields_better; /* of those ready: another sibling than KVM's */
 	u64 spin_exits; /* a vCPU left the guest because it executes PAUSE */
 	u64 ipis; /* fixed IPIs from one vCPU to one sibling */
 	u64 ipis_to_ready; /* of which the receiver waited for a CPU */
@@ -129,7 +129,7 @@ struct host_stats {
 	/* Events that must stay rare. */
 	u64 entity_exhausted; /* no entity was free: that of the root was used */
 	u64 group_exhausted; /* no group was free: the root group was used */
-	u64 stolen; /* tasks taken from another domain */
+	u64 stolen; /* tasks taken from another domain, VMs told to move */
 };
 
 /* ---- the observer ---- */

@@ -1,12 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * What KVM does: spin exits, and interrupts that vCPUs send each other. All hooks
- * are optional: attached where this kernel's KVM has the function (Rust decides).
- * Not here: what follows from it, which is what each object that includes this
- * defines before.
+ * are optional: they are attached where this kernel's KVM has the function (Rust
+ * decides). Not here: what follows from it. Each object that includes this file
+ * defines that itself, in the three functions below.
  *
- * An IPI is recorded if it is for exactly one vCPU, as a fixed interrupt: only
- * then somebody waits for somebody.
+ * An IPI is recorded if it is a fixed interrupt for exactly one vCPU: only then one
+ * vCPU waits for one other.
  */
 #ifndef COHORT_OBSERVE_BPF_H
 #define COHORT_OBSERVE_BPF_H

@@ -6,7 +6,7 @@
  * arithmetic (policy/plan.h), what a CPU takes when (take.bpf.h).
  *
  * Nobody waits for a plan: until it is made, CPUs go on with what they run. A plan looks at
- * each CPU of its domain, and at so many entities as could have them.
+ * each CPU of its domain, and at about twice as many entities as there are CPUs.
  */
 #ifndef COHORT_PLAN_BPF_H
 #define COHORT_PLAN_BPF_H

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What the scheduler does about what observe.bpf.h sees: it remembers who waits
- * for whom, until that is answered, and finds somebody to run where KVM finds nobody.
+ * What the scheduler does about what observe.bpf.h sees. It keeps which vCPU waits for which,
+ * until that has answered. It finds a sibling to run where KVM finds none. And what happens
+ * when a CPU's alarm rings.
  */
 #ifndef COHORT_REACT_BPF_H
 #define COHORT_REACT_BPF_H

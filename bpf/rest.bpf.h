@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * vCPUs that halt on their CPUs, as their HLT does not exit, and are bound to them: who
- * rests leaves its CPU to others, and has it back as soon as something happens to
- * it. Not here: how long it halted (halt.bpf.h), who rests when (policy/rest.h).
+ * vCPUs that halt on their CPUs, as their HLT does not exit, and are bound to them. One that
+ * rests leaves its CPU to others, and has it back as soon as it may have to work. Not here:
+ * how long it halted (halt.bpf.h), when it rests (policy/rest.h).
  *
- * A guest that halts cannot say that it wakes. An interrupt for it is seen, where KVM
- * delivers it; then it is looked at: it has its CPU for a moment, and keeps it if it
- * works. Where hardware delivers, or the guest waits for a write to memory (MWAIT),
- * nobody sees that: so it is looked at now and then as well.
+ * A guest that halts cannot say that it wakes. Where KVM delivers an interrupt for it, that is
+ * seen. Then the vCPU is looked at: it has its CPU for 50 us, and keeps it if it works. Where
+ * hardware delivers interrupts, or the guest waits for a write to memory (MWAIT), nothing is
+ * seen: so each vCPU that rests is also looked at every 10 ms or so.
  */
 #ifndef COHORT_REST_BPF_H
 #define COHORT_REST_BPF_H

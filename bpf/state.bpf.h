@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Every map and struct of the scheduler, each field with its unit and its
- * writer. No logic but the look-ups and the counting.
+ * Maps and structs of the scheduler, each field with its unit and its writer. No
+ * logic but look-ups and counting. Not here: what belongs to one part only and
+ * stands with it (caps, KVM, signals, halted time).
  *
  * Index 0 of groups and entities means "none".
  */

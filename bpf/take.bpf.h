@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What a CPU takes to run: a task that a hint names, one of whom its slot says, or
- * where that has nobody, whoever comes next. Not here: how slots and hints come about
- * (plan.bpf.h, hint.bpf.h).
+ * What a CPU takes to run: a task that a hint names, else one of the entity in its slot, else,
+ * if none of that waits, a task of the entity that comes next. Not here: how slots and hints
+ * come about (plan.bpf.h, hint.bpf.h).
  */
 #ifndef COHORT_TAKE_BPF_H
 #define COHORT_TAKE_BPF_H

@@ -1,8 +1,9 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Who runs in the place of a vCPU that waits. A turn is its VM's: handing it on costs
- * nobody else anything. Not here: how the reasons are ranked (policy/target.h), how
- * interrupts are seen (observe.bpf.h), what a CPU does with the choice (hint.bpf.h).
+ * Which sibling runs in the place of a vCPU that spins. A turn is the VM's: handing it on
+ * to a sibling costs nobody else anything. Not here: how the reasons are ranked
+ * (policy/target.h), how interrupts are seen (observe.bpf.h), what a CPU does with the
+ * choice (hint.bpf.h).
  */
 #ifndef COHORT_YIELD_BPF_H
 #define COHORT_YIELD_BPF_H

@@ -19,9 +19,10 @@ use clap::{CommandFactory, Parser, Subcommand};
 
 /// Schedules the virtual CPUs of KVM hosts that run more vCPUs than they have CPUs
 ///
-/// Cohort divides CPU time between VMs first and inside a VM second, and lets a
-/// vCPU run for which its siblings wait. It loads into a running host, needs no
-/// change to the kernel or the guests, and unloads without a trace.
+/// Cohort divides CPU time between VMs first and inside a VM second. It gives the
+/// time of a vCPU that waits to the sibling that it waits for. It loads into a
+/// running host, needs no change to the kernel or the guests, and unloads without
+/// a trace.
 #[derive(Debug, Parser)]
 #[command(name = "cohort", version, after_long_help = exit_code_help())]
 struct Cli {
@@ -37,7 +38,7 @@ enum Command {
     /// host back by itself and running guests go on. Mechanisms can be switched
     /// while it runs (`cohort set`). SIGHUP (`systemctl reload cohort`) reads the
     /// settings anew; the log says which ones need a restart. Guests do not notice
-    /// one.
+    /// a restart.
     #[command(after_long_help = exit_code_help())]
     Run(RunOptions),
     /// Show what a running `cohort run` counts, per VM
@@ -49,61 +50,62 @@ enum Command {
     Stats(StatsOptions),
     /// Switch mechanisms of a running `cohort run` on and off, and show their effects
     ///
-    /// Without arguments it lists all mechanisms: their state, how often each
-    /// changed who runs, or for how long, since Cohort took over, and what it
-    /// does. A switch counts at once, for all VMs, until `cohort run` ends. For
-    /// root only.
+    /// Without arguments it lists all mechanisms: whether each is on, how often it
+    /// changed who runs (or for how long) since Cohort took over, and what it does.
+    /// A switch counts at once, for all VMs, until `cohort run` ends. For root
+    /// only.
     #[command(after_long_help = exit_code_help())]
     Set(SetOptions),
     /// Show what the vCPUs of this host do, under whatever scheduler it has
     ///
-    /// Changes nothing: `cohort run` need not run, and may. It is gone without a
-    /// trace when it ends.
+    /// It changes nothing, and leaves nothing behind when it ends. `cohort run` may
+    /// run beside it, but need not.
     #[command(after_long_help = exit_code_help())]
     Watch(WatchOptions),
-    /// The same on the whole screen: sorted, filtered, down to vCPUs, with histograms
+    /// Show what `cohort watch` shows on the whole screen: sorted, filtered, down to vCPUs, with histograms
     ///
     /// Columns and keys are those that users of top and esxtop know; h shows
-    /// them. Nothing is changed. What was recorded can be looked at elsewhere.
+    /// them. It changes nothing. A recording can be looked at on another host.
     #[command(after_long_help = exit_code_help())]
     Top(TopOptions),
     /// Say why one VM is slow: answers to the questions that operators come with
     ///
-    /// Looks for a few seconds, or at a time span of a recording, and says of
-    /// each question what was seen, what that means and what to do: ready time,
-    /// the VMM's own threads, caps, stalls, the ratio of vCPUs to CPUs, clocks,
-    /// pinning. Where the scheduler or a cap is not to blame, it says so. Changes
-    /// nothing. docs/why.md has examples.
+    /// Looks at this host for a few seconds, or at a recording. It says for each
+    /// question what was seen, what that means and what to do: ready time, the
+    /// VMM's own threads, caps, stalls, the ratio of vCPUs to CPUs, split locks,
+    /// clocks, pinning. Where the scheduler or a cap is not to blame, it says so.
+    /// It changes nothing. docs/why.md has examples.
     #[command(after_long_help = exit_code_help())]
     Why(WhyOptions),
     /// Print the ready time of one VM in one line, in VMware's units
     ///
-    /// As vCenter and esxtop have it, time for which a cap stops a vCPU is a part
-    /// of it (`mlmtd_pct`). `ready_ms` is cpu.ready.summation, `readiness_pct`
-    /// cpu.readiness.average, `rdy_pct` is %RDY of esxtop.
+    /// As in vCenter and esxtop, ready time includes the time in which a cap stops a
+    /// vCPU (`mlmtd_pct`). `ready_ms` is cpu.ready.summation of vCenter,
+    /// `readiness_pct` its cpu.readiness.average; `rdy_pct` and `mlmtd_pct` are
+    /// %RDY and %MLMTD of esxtop.
     #[command(after_long_help = exit_code_help())]
     Ready(ReadyOptions),
-    /// Prove on this host, with the guests that run now, what a scheduler changes
+    /// Measure on this host, with the guests that run now, what a scheduler changes
     ///
-    /// Exchanges schedulers live, in windows that alternate (A B B A …), and says
-    /// for each number and VM by how much it differs, with what certainty, and
-    /// when nothing was found. Guests run on throughout. The host is back on its
-    /// own scheduler at the end, after Ctrl-C or an error, and within two seconds
-    /// when a guest stands still.
+    /// Exchanges schedulers while guests run, in windows that alternate (A B B A
+    /// …). It says for each number and VM by how much it differs and how sure that
+    /// is, or that nothing was found. The host is back on its own scheduler at the
+    /// end, after Ctrl-C or an error, and within two seconds when a guest stands
+    /// still.
     #[command(after_long_help = exit_code_help())]
     Compare(CompareOptions),
     /// Say whether this host can run Cohort, whether that is safe, and what would make it better
     ///
     /// Looks at the kernel, KVM, CPUs, cgroups and the VMs that run now; changes
     /// nothing. Each finding says what was seen, why it matters, and the command
-    /// that mends it. The exit code tells the worst of them.
+    /// that mends it. The exit code tells the worst finding.
     #[command(after_long_help = exit_code_help())]
     Doctor(DoctorOptions),
     /// Serve what `cohort watch` shows to Prometheus, over HTTP
     ///
-    /// Metrics are at /metrics, as OpenMetrics for those that ask for it. They are
-    /// read when they are asked for. There is neither TLS nor a password: to serve
-    /// others than this host, put a reverse proxy in front (docs/export.md).
+    /// Metrics are at /metrics, in the format OpenMetrics for clients that ask for
+    /// it. There is neither TLS nor a password: to serve others than this host, put
+    /// a reverse proxy in front (docs/export.md).
     #[command(after_long_help = exit_code_help())]
     Export(ExportOptions),
 }

@@ -3,14 +3,16 @@
  * When a waiting task moves to another domain. Pure functions.
  *
  * Virtual time is common to all domains, so it tells which of two is the more
- * crowded one: groups that wait there fall behind those that run elsewhere. A
- * CPU looks into another domain now and then, and takes who has fallen behind
- * far enough. So shares hold across domains; tasks seldom move, as that costs
- * them what the caches hold; and nothing has to be counted per domain.
+ * crowded one: groups that wait there fall behind those that run elsewhere. Once
+ * per turn a domain looks into another one. It takes the first group that was left
+ * out there, if that has fallen behind far enough. So shares hold across domains.
+ * Tasks seldom move, as a move costs them what the caches hold. Nothing has to be
+ * counted per domain.
  *
  * Example: three VMs of one vCPU, two domains of one CPU. A and B share the first
- * CPU, C has the other one. C runs twice as fast as they do; when its CPU looks
- * next, A is behind C, and comes. Now B has a CPU to itself, until C is behind it.
+ * CPU, C has the other one. C gets twice the CPU time of A or B. When its domain
+ * looks next, A is behind C, and moves there. Now B has a CPU to itself, until C is
+ * behind it.
  */
 #ifndef COHORT_POLICY_BALANCE_H
 #define COHORT_POLICY_BALANCE_H

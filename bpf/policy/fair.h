@@ -5,11 +5,11 @@
  * spent. Pure functions: no map, no kfunc, no clock. Not here: who owns which
  * weight, which is state.
  *
- * A share is a group's part of the host while all groups that are active now
- * want CPU: the product, from the root down, of weight over the sum of the
- * active weights of its level (what scx_flatcg calls hweight). Virtual time
- * runs at CPU time over share, so groups whose virtual times advance together
- * get CPU time in the ratio of their shares.
+ * A share is the part of the host that a group is to have, as long as the groups
+ * that are active now stay so. It is a product, from the root down: at each level,
+ * the weight over the sum of the active weights (scx_flatcg calls this hweight).
+ * Virtual time is CPU time divided by share, so groups whose virtual times advance
+ * together get CPU time in the ratio of their shares.
  *
  * Example: cgroup A (weight 100) holds one VM, cgroup B (weight 300) holds two.
  * Shares are 1/4, 3/8 and 3/8; 3 ms of CPU time cost A's VM 12 ms of virtual
@@ -121,9 +121,8 @@ static inline u64 fair_uncharged(u64 running, u64 now, u64 slice_ns)
 }
 
 /*
- * Where @vtime stands when its group begins to wait on a CPU whose present is
- * @now (the virtual time of the group that a contest there last favoured):
- * sleep, or running where nobody else wanted to, earns no more than @credit.
+ * Where @vtime stands when its group begins to wait in a domain whose present is
+ * @now: sleep, or running where nobody else wanted to, earns no more than @credit.
  */
 static inline u64 fair_floor(u64 vtime, u64 now, u64 credit)
 {
@@ -131,9 +130,9 @@ static inline u64 fair_floor(u64 vtime, u64 now, u64 credit)
 }
 
 /*
- * The same where that contest is recent: a group owes no more than @debt
- * either. Elsewhere virtual time may run at another pace, and a group that has
- * a CPU to itself there would starve here without a bound.
+ * The same, but a group owes no more than @debt either. Elsewhere virtual time may
+ * run at another pace, and a group that has a CPU to itself there would starve here
+ * without a bound.
  */
 static inline u64 fair_settle(u64 vtime, u64 now, u64 credit, u64 debt)
 {
@@ -167,9 +166,9 @@ static inline u64 fair_bound_lag(u64 cost, u64 starved_ns)
 }
 
 /*
- * What @cost of virtual time a group at @vtime really pays on a CPU with
- * present @now. While nobody else waits there, time that the group takes is
- * time that nobody misses: it is free beyond the present.
+ * What of the @cost a group at @vtime really pays in a domain with present @now,
+ * virtual time. While nobody else waits (not @contested), nobody misses the time that
+ * the group takes: it is free beyond the present.
  */
 static inline u64 fair_cost(u64 vtime, u64 now, u64 cost, bool contested)
 {

@@ -1,13 +1,13 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Interrupts between vCPUs: how long one counts as unanswered, and who has to
- * run so that it is answered. Pure functions. Not here: how they are seen
- * (observe.bpf.h).
+ * Interrupts between vCPUs: how long one counts as unanswered, and which vCPU has to
+ * run so that it is answered. And the buckets of histograms. Pure functions. Not
+ * here: how interrupts are seen (observe.bpf.h).
  *
  * Example. vCPU 0 sends an IPI and spins until it is answered. vCPU 1, which
  * got it, runs a handler that waits for vCPU 2 in the same way. vCPU 2 is
- * ready and no CPU runs it. What vCPU 0 waits for is vCPU 2: the chain is
- * followed from who waits to the first that can do something about it.
+ * ready and no CPU runs it. So vCPU 0 waits for vCPU 2: the chain is followed from
+ * the vCPU that waits to the first one that a CPU could run.
  */
 #ifndef COHORT_POLICY_IPI_H
 #define COHORT_POLICY_IPI_H

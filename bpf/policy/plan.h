@@ -4,13 +4,13 @@
  * turn. Pure functions. Not here: when a plan is made and how CPUs follow it
  * (plan.bpf.h).
  *
- * Groups come in the order of their virtual time; each gets as many CPUs as it
+ * Groups come in the order of their virtual time. Each gets as many CPUs as it
  * has tasks that want to run, so a VM's vCPUs run side by side. Sets of CPUs are
  * words, with a bit for each CPU of the domain.
  *
  * Example: 8 CPUs; A wants 8 of them, B 4, C 4. If A stands first, it has the turn
- * alone. If B stands first, it has its four; A, for which too few are left, waits,
- * and C has the others. A stands first the next time.
+ * alone. If B stands first, it has its four. Too few are left for A, so it waits,
+ * and C has the others. The next time A stands first.
  */
 #ifndef COHORT_POLICY_PLAN_H
 #define COHORT_POLICY_PLAN_H
@@ -80,7 +80,7 @@ static inline bool plan_leaves_out(u32 left, u32 width, bool first)
 
 /*
  * May a group at @vtime, which fits, come before one that was left out at @left_vtime? Only
- * if a turn, which costs it @cost, puts it ahead by no more than that: so packing takes
+ * if it is ahead of that one by no more than @cost, which a turn costs it: so packing takes
  * no more than a turn from anybody.
  */
 static inline bool plan_passes(u64 vtime, u64 cost, u64 left_vtime)

@@ -1,14 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * When a vCPU rests that halts on its CPU (its HLT does not exit): its CPU may do
- * something else then. Pure functions. Not here: how long it halts (halt.h).
+ * When a vCPU rests that halts on its CPU (its HLT does not exit). While it rests, its CPU
+ * may run something else. Pure functions. Not here: how long it halts (halt.h).
  *
- * What it did since it was asked last, at a tick as a rule, decides whether it rests. Over a longer
- * time an average tells which vCPU rests again soon, where none does now.
+ * What it did since it was looked at last, as a rule at the tick before, decides whether it
+ * rests. An average over a longer time tells which vCPUs soon rest again, where none does now.
  *
- * Example. A vCPU works for 10 ms and halts for 10 ms, with a tick each 4 ms. It rests from the
- * first tick on that finds it halted for 3 of the last 4 ms, until it works for more
- * than half of 50 us. Its average is about a half.
+ * Example. A vCPU works for 10 ms and halts for 10 ms, with a tick each 4 ms. It begins to rest
+ * at the first tick that finds it halted for 3 of the last 4 ms. It rests until it works for
+ * more than half of 50 us. Its average is about a half.
  */
 #ifndef COHORT_POLICY_REST_H
 #define COHORT_POLICY_REST_H

@@ -1,8 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Directed yields: which sibling runs in a waiting vCPU's place, and may it. Pure
- * functions. Not here: whom an unanswered interrupt waits for
- * (ipi.h).
+ * Directed yields: which sibling runs in the place of a vCPU that spins, and whether it
+ * may. Pure functions. Not here: which vCPU has to answer an interrupt (ipi.h).
  */
 #ifndef COHORT_POLICY_TARGET_H
 #define COHORT_POLICY_TARGET_H

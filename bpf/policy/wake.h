@@ -1,11 +1,12 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * A vCPU that wakes in a VM that has had its share. Pure functions.
+ * Loans: CPU time for a vCPU that wakes in a VM that has had its share. Pure functions.
+ * Not here: what a CPU does with a loan (hint.bpf.h).
  *
- * By shares alone it waits for the VM's next turn, however little it needs itself:
- * in a VM with one vCPU that never sleeps, each request that another one serves
- * would be answered a turn of all other VMs later. So it may have a CPU at once for
- * a moment, as a loan: the VM pays for it and its next turn comes later.
+ * By shares alone the vCPU waits for the VM's next turn, however little it needs itself.
+ * In a VM with one vCPU that never sleeps, each request that another one serves would be
+ * answered only after a turn of all other VMs. So a vCPU that wakes may have a CPU at once
+ * for a moment, as a loan: the VM pays for it, and its next turn comes later.
  */
 #ifndef COHORT_POLICY_WAKE_H
 #define COHORT_POLICY_WAKE_H

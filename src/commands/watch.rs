@@ -34,11 +34,11 @@ pub struct WatchOptions {
     #[arg(long, value_name = "TABLES", value_parser = clap::value_parser!(u64).range(1..))]
     count: Option<u64>,
 
-    /// Only the VM with this name, UUID or number of its manager, or process
+    /// Only this VM: its name, its number or UUID for its manager, or the number of its process
     #[arg(long, value_name = "NAME")]
     vm: Option<String>,
 
-    /// A line for each vCPU too
+    /// Print a line for each vCPU, too
     #[arg(long)]
     vcpus: bool,
 

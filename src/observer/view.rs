@@ -56,7 +56,7 @@ pub struct VcpuView {
     #[stat(desc = "part of the time in which the guest had nothing to do on it, in percent")]
     pub halted_pct: f64,
     #[stat(
-        desc = "how that is known: exits (of HLT, by KVM), mperf (HLT or MWAIT do not exit: by what MPERF of its CPUs lacks), or unseen, and then halted_pct is left out and counts as run_pct"
+        desc = "how halted_pct is known: exits (HLT exits, and KVM tells), mperf (HLT or MWAIT do not exit: the counter MPERF of its CPU stood still), or unseen; then halted_pct is left out, and halted time counts as run_pct"
     )]
     pub halted_by: String,
     #[stat(
@@ -85,31 +85,33 @@ pub struct VcpuView {
     pub spin_exits: u64,
     #[stat(desc = "directed yields: times KVM offered a sibling in its place")]
     pub yields_offered: u64,
-    #[stat(desc = "of these: the sibling ran next")]
+    #[stat(desc = "of yields_offered: the sibling ran next")]
     pub yields_served: u64,
-    #[stat(desc = "of the others: the sibling ran already, or slept")]
+    #[stat(desc = "of yields_offered: not served, as the sibling ran already, or slept")]
     pub yields_not_ready: u64,
     #[stat(
-        desc = "of the others: the scheduler declined, though the sibling waited for a CPU; what is left was accepted, but somebody else ran next"
+        desc = "of yields_offered: the scheduler declined, though the sibling waited for a CPU; what is left was accepted, but another thread ran next"
     )]
     pub yields_refused: u64,
     #[stat(desc = "fixed IPIs that it sent to one sibling")]
     pub ipis: u64,
     #[stat(desc = "IPIs to it while it waited for a CPU, until it ran: less than 2^i us")]
     pub ipi_to_run: Vec<u64>,
-    #[stat(desc = "the sum of these times, in microseconds")]
+    #[stat(desc = "the sum of the times that ipi_to_run counts, in microseconds")]
     pub ipi_to_run_us: u64,
-    #[stat(desc = "the longest of these times since it is observed, in microseconds")]
+    #[stat(
+        desc = "the longest time that ipi_to_run counts since the command was started, in microseconds"
+    )]
     pub longest_ipi_us: u64,
     #[stat(desc = "waits for a CPU: less than 2^i us")]
     pub ready_us: Vec<u64>,
-    #[stat(desc = "longest wait for a CPU since it is observed, in microseconds")]
+    #[stat(desc = "longest wait for a CPU since the command was started, in microseconds")]
     pub longest_ready_us: u64,
     #[stat(desc = "times it woke up")]
     pub wakeups: u64,
     #[stat(desc = "times it started on another CPU than it last ran on")]
     pub migrations: u64,
-    #[stat(desc = "of these: with another last-level cache")]
+    #[stat(desc = "of the migrations: to a CPU with another last-level cache")]
     pub migrations_far: u64,
     #[stat(desc = "times it was preempted in guest user mode, or outside of the guest")]
     pub preempted_user: u64,
@@ -135,9 +137,11 @@ pub struct OffCpuView {
         desc = "its length from its beginning, which may lie before the window, in microseconds"
     )]
     pub us: u64,
-    #[stat(desc = "of it: waited for a CPU")]
+    #[stat(desc = "part of us in which it waited for a CPU")]
     pub ready_us: u64,
-    #[stat(desc = "of it: stopped by a cap; the rest its thread slept outside of the guest")]
+    #[stat(
+        desc = "part of us in which a cap stopped it; beside this and ready_us, its thread slept outside of the guest"
+    )]
     pub limited_us: u64,
     #[stat(desc = "when it ended, or was seen to go on, in milliseconds since 1970 (UTC)")]
     pub until_ms: u64,
@@ -150,10 +154,10 @@ pub struct OffCpuView {
     #[stat(desc = "number of the system call in which its thread slept; -1 for none")]
     pub syscall: i64,
     #[stat(
-        desc = "who had its CPU first; of one that woke up, who had it last: name of the VM, path of the cgroup, or kernel threads; empty if not known"
+        desc = "who had its CPU first, or if it woke up in that stretch, who had it last: name of the VM, path of the cgroup, or kernel threads; empty if not known"
     )]
     pub taker: String,
-    #[stat(desc = "name of that one's thread")]
+    #[stat(desc = "name of the thread that had its CPU then")]
     pub taker_thread: String,
 }
 
@@ -195,11 +199,11 @@ pub struct PressureView {
 pub struct TakerView {
     #[stat(desc = "vm, cgroup or kernel")]
     pub kind: String,
-    #[stat(desc = "process of the VM, id of the cgroup, 0")]
+    #[stat(desc = "number of the VM's process, id of the cgroup, or 0 for the kernel")]
     pub id: u64,
-    #[stat(desc = "name of the VM, path of the cgroup")]
+    #[stat(desc = "name of the VM, path of the cgroup, or kernel threads")]
     pub name: String,
-    #[stat(desc = "times")]
+    #[stat(desc = "how often they took a CPU")]
     pub times: u64,
     #[stat(desc = "how long the VM's vCPUs waited then, in microseconds")]
     pub ready_us: u64,
@@ -239,16 +243,16 @@ pub struct HostView {
     pub cpus: u32,
     #[stat(desc = "what KVM does and is not seen here, in words")]
     pub blind_spots: Vec<String>,
-    #[stat(desc = "fields that are left out because of that")]
+    #[stat(desc = "fields that are left out, as blind_spots says")]
     pub unseen: Vec<String>,
     #[stat(desc = "vCPUs for each CPU that is online")]
     pub overcommitment: f64,
     #[stat(
-        desc = "of the time in which vCPUs had a CPU: without halt polling and KVM's search because they spin, in percent; what guests spin before they are stopped is not seen"
+        desc = "part of the time in which vCPUs had CPUs that was neither halt polling nor KVM's search for a vCPU to run in place of one that spins, in percent; what guests spin before they are stopped is not seen"
     )]
     pub efficiency_pct: f64,
     #[stat(
-        desc = "by so much halted_pct by mperf may be wrong, in percent of the time in which a vCPU was not halted"
+        desc = "how much halted_pct may be wrong where halted_by is mperf, in percent of the time in which a vCPU was not halted"
     )]
     pub halted_error_pct: f64,
     #[stat(desc = "the kernel's pressure stall information of the whole host")]

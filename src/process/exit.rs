@@ -122,7 +122,9 @@ impl Exit {
             Exit::Architecture => "unsupported processor architecture",
             Exit::AlreadyRunning => "another `cohort run` is running",
             Exit::KnownBadKernel => "kernel that is known to hang hosts with sched_ext",
-            Exit::LoadRejected => "the kernel rejected the scheduler",
+            Exit::LoadRejected => {
+                "the kernel rejected the scheduler, or the observer of `watch`, `top` and others"
+            }
             Exit::SchedulerError => "the kernel removed the scheduler because of an error",
             Exit::Watchdog => "the kernel's watchdog removed the scheduler: a task waited too long",
             Exit::RemovedByOthers => "somebody else removed the scheduler, for example by SysRq-S",
@@ -136,7 +138,7 @@ impl Exit {
             Exit::Interrupted => {
                 "a signal ended `compare` before its last window; the host is back on its own scheduler"
             }
-            Exit::NoSuchVm => "no VM, or more than one, is called as `why` or `ready` was told",
+            Exit::NoSuchVm => "`why` or `ready` was told a name that no VM has, or more than one",
             Exit::Advice => {
                 "`doctor` has warnings, and Cohort runs on this host; or `why` has warnings"
             }

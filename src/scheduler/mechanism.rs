@@ -17,9 +17,9 @@ pub const COUNT: usize = intf::mechanism_NR_MECH as usize;
 pub enum Mechanism {
     /// A VM's vCPUs have their turns together, side by side
     Cohorts,
-    /// Directed yields are honoured; without, KVM's offers come to nothing
+    /// A sibling that KVM offers runs in the place of a vCPU that spins (a directed yield)
     Yield,
-    /// A vCPU that spins for the answer to its IPI gives way to who must answer
+    /// A vCPU that must answer an IPI runs before the one that waits for the answer
     Ipi,
     /// KVM's candidate gives way to a sibling with an interrupt pending, or preempted in guest kernel mode
     Rank,

@@ -133,7 +133,7 @@ pub struct VmStats {
     pub yields_served: u64,
     #[stat(desc = "yields whose target did not run next, by reason")]
     pub yields_missed: BTreeMap<String, u64>,
-    #[stat(desc = "of the served: another sibling than KVM's candidate")]
+    #[stat(desc = "of those for which one was ready: another sibling than KVM's candidate")]
     pub yields_better: u64,
     #[stat(desc = "times a vCPU left the guest because it spins")]
     pub spin_exits: u64,
@@ -191,7 +191,7 @@ pub struct HostStats {
     pub entities_used: u64,
     #[stat(desc = "entities that there can be")]
     pub entities_most: u64,
-    #[stat(desc = "tasks that a CPU took from another domain")]
+    #[stat(desc = "tasks that a CPU took from another domain, and VMs that moved to another")]
     pub stolen: u64,
     #[stat(desc = "times no group or entity was free; should be 0")]
     pub exhausted: u64,

@@ -119,15 +119,15 @@ pub struct RunOptions {
 
     /// How long a VM waits for its turn at most, where many VMs want the same CPUs [default: 24ms]
     ///
-    /// When so many groups wait that one slice for each of them takes longer, turns
-    /// become shorter than a slice: a half, a quarter, at least an eighth. A small
-    /// value makes crowded hosts answer sooner; the switches cost throughput. VMs of
-    /// little weight wait longer, as they are entitled to less. 1ms to 1s; a number
-    /// without a unit is in milliseconds.
+    /// A round is one turn for each task that waits for a CPU. When a round and a half
+    /// takes longer, turns become shorter than a slice: a half, a quarter, at least an
+    /// eighth. A small value makes crowded hosts answer sooner; the switches cost
+    /// throughput. VMs of little weight wait longer, as they are entitled to less. 1ms
+    /// to 1s; a number without a unit is in milliseconds.
     #[arg(long, value_name = "TIME", visible_alias = "ready-wait-ms", value_parser = |text: &str| READY_WAIT.parse(text))]
     ready_wait: Option<Duration>,
 
-    /// Print a table of all VMs to standard output so often [default: no table]
+    /// Print a table of all VMs to standard output each TIME [default: no table]
     ///
     /// The same numbers are there for `cohort stats` at any time, without this
     /// option. A table that cannot be written is left out. 1s to 1h; a number
@@ -137,18 +137,17 @@ pub struct RunOptions {
 
     /// Do without this mechanism; may be given several times [default: all are on]
     ///
-    /// Each one can be left out, to see what it is worth on this host (`cohort
-    /// compare` takes such command lines), or because it harms. What is given
-    /// here replaces the list in the file; `cohort set` switches mechanisms later.
+    /// This shows what the mechanism is worth on this host (`cohort compare` takes such
+    /// command lines), and helps where the mechanism harms. What is given here
+    /// replaces the list in the file; `cohort set` switches mechanisms later.
     #[arg(long, value_name = "MECHANISM")]
     off: Vec<Mechanism>,
 
     /// Do without looking at this; may be given several times [default: all is seen that this host shows]
     ///
-    /// What shows it are hooks in KVM, which cost a little each time. Without
-    /// them, what they would have told is not known: mechanisms that rest on it
-    /// fall back to what KVM itself offers. What is given here replaces the list
-    /// in the file.
+    /// Hooks in KVM show it, and cost a little each time. Without them it is not
+    /// known: mechanisms that need it fall back to what KVM itself offers. What is
+    /// given here replaces the list in the file.
     #[arg(long, value_name = "WHAT")]
     blind: Vec<Sight>,
 

@@ -146,7 +146,7 @@ impl Column {
                 "VCPUS",
                 "vcpus",
                 "vCPUs",
-                "threads that were inside KVM_RUN since the observer was loaded",
+                "threads that were inside KVM_RUN since the command was started",
                 "-",
             ),
             Column::Run => about(
@@ -154,8 +154,8 @@ impl Column {
                 "%RUN",
                 "run_pct",
                 "running, in % of a CPU per vCPU",
-                "from sched_switch to the thread until sched_switch away from it, without what its CPU is halted meanwhile; halt \
-                 polling is a part of it",
+                "on a CPU, from sched_switch to sched_switch, without the time in which that CPU was halted; halt polling is a part \
+                 of it",
                 "-",
             ),
             Column::Ready => about(
@@ -171,7 +171,7 @@ impl Column {
                 "%MLMTD",
                 "limited_pct",
                 "runnable and stopped by a cap (cpu.max), in % of the time",
-                "waiting while the kernel's throttling of its cgroup lasts, or while Cohort holds it back for its cap",
+                "waiting while the kernel throttles its cgroup, or while Cohort holds it back for its cap",
                 "above 0: its owner has bought too little, or the cap is wrong",
             ),
             Column::Halted => about(
@@ -179,8 +179,8 @@ impl Column {
                 "%HALT",
                 "halted_pct",
                 "halted: the guest had nothing to do, in % of the time",
-                "asleep in KVM's halt; where HLT or MWAIT do not exit, also the part of the time on a CPU in which that CPU's MPERF \
-                 stood still (docs/halted.md)",
+                "asleep in KVM's halt; where HLT or MWAIT do not exit, also on a CPU while that CPU's counter MPERF stood still \
+                 (docs/halted.md)",
                 "-",
             ),
             Column::Entitled => about(
@@ -188,9 +188,9 @@ impl Column {
                 "%ENT",
                 "entitled_pct",
                 "what it was entitled to run, in % of a CPU per vCPU",
-                "max-min fair shares by cpu.weight, cpu.max and affinity, given what all asked for; of what is no vCPU only \
-                 the CPU time is known, not its waiting",
-                "%RUN, with what it is halted on its CPU, below it by more than 5: somebody else takes its time",
+                "max-min fair share by cpu.weight, cpu.max and affinity, given what all asked for; tasks that are no vCPUs count \
+                 as having asked for what they got, as their waiting is not known",
+                "on_cpu_pct below it by more than 5: others have its part",
             ),
             Column::Away => about(
                 Value::Percent(|vcpu| vcpu.away_pct),
@@ -204,7 +204,7 @@ impl Column {
                 Value::Rate(|vcpu| vcpu.spin_exits),
                 "SPIN/s",
                 "spin_exits",
-                "exits because a vCPU spins (pause-loop exits), per second",
+                "exits to KVM because the vCPU spins (pause-loop exits), per second",
                 "entries of kvm_vcpu_on_spin()",
                 "above 1,000 per vCPU: locks or IPIs wait for vCPUs that do not run",
             ),
@@ -212,16 +212,16 @@ impl Column {
                 Value::Percent(|vcpu| vcpu.spin_pct),
                 "%SPIN",
                 "spin_pct",
-                "of the running time: KVM handled exits because it spins, in % of the time",
-                "on a CPU between the begin and the end of kvm_vcpu_on_spin(), in each eighth of these exits, times 8; what \
-                 the guest spins before it is stopped is not seen",
+                "KVM looked for a vCPU to run in its place, in % of the time; a part of %RUN",
+                "on a CPU inside kvm_vcpu_on_spin(); one of eight of these exits is timed, and counts eight times; what the guest \
+                 spins before it is stopped is not seen",
                 "above 2",
             ),
             Column::Yields => about(
                 Value::Rate(|vcpu| vcpu.yields_offered),
                 "YIELD/s",
                 "yields_offered",
-                "directed yields that KVM offered, per second",
+                "directed yields: KVM offered to run a sibling in its place, per second",
                 "calls of yield_to() for a vCPU",
                 "-",
             ),
@@ -229,7 +229,7 @@ impl Column {
                 Value::OfYields(|vcpu| vcpu.yields_served),
                 "SERVED%",
                 "yields_served",
-                "of these: the sibling ran next, in %",
+                "of the yields offered: the sibling ran next, in %",
                 "the next thread that the yielder's CPU ran was the target",
                 "below 50, with many yields: spinning goes on",
             ),
@@ -237,17 +237,18 @@ impl Column {
                 Value::OfYields(|vcpu| vcpu.yields_refused),
                 "REFUSD%",
                 "yields_refused",
-                "of these: declined by the scheduler though the sibling waited, in %",
-                "yield_to() returned that nothing was done; what is neither served nor refused met a sibling that ran or \
-                 slept (yields_not_ready), or somebody else ran next",
+                "of the yields offered: the scheduler declined though the sibling waited, in %",
+                "yield_to() returned that nothing was done; of yields neither served nor refused, the sibling ran or slept \
+                 (yields_not_ready), or another thread ran next",
                 "above 20, with many yields",
             ),
             Column::IpiMedian => about(
                 Value::Quantile(|vcpu| &vcpu.ipi_to_run, 0.5),
                 "IPIp50us",
                 "ipi_to_run",
-                "from an IPI to a waiting vCPU until it ran, median: less than so many us",
-                "from the sending of a fixed IPI to one vCPU that waits for a CPU (or from when that loses it, the IPI unanswered, or wakes by it) until it runs; by powers of two",
+                "from an IPI to a waiting vCPU until it runs, median: less than so many us",
+                "from when a fixed IPI to one vCPU is sent while that waits for a CPU, from when that loses its CPU before it has \
+                 answered, or from when that wakes by it, until it runs; by powers of two",
                 "above 1,000",
             ),
             Column::IpiTail => about(
@@ -255,7 +256,7 @@ impl Column {
                 "IPIp99us",
                 "ipi_to_run",
                 "the same, 99th percentile",
-                "the same",
+                "as IPIp50us",
                 "above 10,000",
             ),
             Column::ReadyTail => about(
@@ -270,15 +271,15 @@ impl Column {
                 Value::Plain(|vcpu| vcpu.longest_ready_us as f64),
                 "RDYmaxus",
                 "longest_ready_us",
-                "longest wait for a CPU since it is observed, in us",
-                "the longest of the single waits",
+                "longest wait for a CPU since the command was started, in us",
+                "the longest of these waits",
                 "above 50,000",
             ),
             Column::MigrationsFar => about(
                 Value::Rate(|vcpu| vcpu.migrations_far),
                 "FARMG/s",
                 "migrations_far",
-                "of the migrations: with another last-level cache, per second",
+                "of the migrations (MIGR/s): to a CPU with another last-level cache, per second",
                 "the two CPUs share no last-level cache",
                 "above 10 per vCPU",
             ),
@@ -294,15 +295,16 @@ impl Column {
                 Value::Percent(|vcpu| vcpu.stacked_pct),
                 "STACKED%",
                 "stacked_pct",
-                "of the ready time: behind a sibling while an allowed CPU ran none, in %",
-                "when it runs where a sibling ran before: that one's time, if fewer siblings ran than it may use CPUs",
+                "of the ready time: behind a sibling while another CPU ran none of the VM, in %",
+                "when it gets a CPU on which a sibling ran just before: how long that ran and this one waited, if fewer siblings run \
+                 than it may use CPUs",
                 "above 5",
             ),
             Column::Poll => about(
                 Value::Percent(|vcpu| vcpu.poll_pct),
                 "%POLL",
                 "poll_pct",
-                "of the running time: KVM polled for work after a halt, in % of the time",
+                "KVM polled for work after a halt, in % of the time; a part of %RUN",
                 "KVM's own counters halt_poll_success_ns and halt_poll_fail_ns",
                 "above 10, with others waiting: lower halt_poll_ns",
             ),
@@ -319,15 +321,15 @@ impl Column {
                 "PRKRN/s",
                 "preempted_kernel",
                 "preemptions in guest kernel mode, per second",
-                "sched_switch away from a thread that could go on; the guest's mode is KVM's own",
+                "sched_switch away from a thread that could go on; KVM tells the guest's mode",
                 "above 100 per vCPU: lock holders are among them",
             ),
             Column::PreemptedUser => about(
                 Value::Rate(|vcpu| vcpu.preempted_user),
                 "PRUSR/s",
                 "preempted_user",
-                "preemptions in guest user mode or outside, per second",
-                "the same",
+                "preemptions in guest user mode or outside of the guest, per second",
+                "as PRKRN/s",
                 "-",
             ),
         }
@@ -373,19 +375,24 @@ mod tests {
     const NOT_THERE: &str = "\
 ## What is not there
 
-- What a guest spins before it is stopped. A PAUSE-loop exit comes after the window that the host has set (`ple_window`), and
-  not at all where PAUSE does not exit; %SPIN is what the host does about it then.
-- Caps that another sched_ext scheduler than Cohort enforces: they count as %RDY.
+- What a guest spins before it is stopped. A pause-loop exit comes only after the time that the host has set (`ple_window`), and
+  never where PAUSE does not exit. %SPIN is only what the host does after the exit.
+- Time that a cap takes under another sched_ext scheduler than Cohort. It counts as %RDY.
 
 ## How true it is
 
-The suite `halted` holds halted time against guests that work and halt by a script (within 1 % of the time): in cycles of 100 us to
-1 s where HLT does not exit, of 10 ms to 1 s where it does. The suite `observe` holds these numbers against what the kernel, KVM and guests count for themselves, none of
-which the observer reads: running and halted time against a guest's own clock, running time against /proc/PID/schedstat and
-cpu.stat, ready and limited time together against the kernel's run_delay, the time from an IPI until its receiver runs
-against the guests' stamps (each within 2 %, cpu.stat within 1 %), spin exits and who took CPUs against tracepoints (equal, but
-for spin exits for which the kernel skips the program that counts them, as it preempted another thread in the middle of it: at most
-one in a thousand, and the kernel counts those).
+Two suites of tests compare these numbers with others that do not come from the observer, the part of Cohort that counts them.
+
+| number | compared with | difference | suite |
+|---|---|---|---|
+| halted time | guests that work and halt by a script, in cycles of 100 us to 1 s where HLT does not exit, of 10 ms to 1 s where it does | at most 1 % of the time | `halted` |
+| running and halted time | a guest's own clock | at most 2 % | `observe` |
+| running time | /proc/PID/schedstat | at most 2 % | `observe` |
+| running time | cpu.stat | at most 1 % | `observe` |
+| ready and limited time together | the kernel's run_delay | at most 2 % | `observe` |
+| the time from an IPI until its receiver runs | the guests' stamps | at most 2 % | `observe` |
+| who took CPUs | a tracepoint | none | `observe` |
+| spin exits | a tracepoint | none, but for exits for which the kernel skipped the counting program, as a thread was preempted inside it: at most one in a thousand, and the kernel counts these | `observe` |
 ";
 
     /// The page of docs/ about all columns.
@@ -393,11 +400,12 @@ one in a thousand, and the kernel counts those).
         let mut page = String::from(
             "# What `cohort watch` and `cohort top` show\n\n\
              Written from `src/text/columns.rs`; do not edit it (`COHORT_WRITE_DOCS=1 cargo test` writes it anew).\n\n\
-             Of a VM it is the sum or the mean over its vCPUs. JSON (`cohort watch --json`) holds counts where tables hold rates,\n\
-             and histograms whose entry i counts less than 2^i us where tables hold quantiles. Where something cannot be seen on a\n\
-             host, the reason stands above the table (`blind_spots`), and neither column nor field is there (`unseen` lists the\n\
-             fields); what has not happened, or cannot be had of one VM, is \"-\". Worrying values are rules of thumb for a host\n\
-             whose VMs are meant to be responsive.\n\n\
+             Counts and rates of a VM are sums over its vCPUs, percentages are means. JSON (`cohort watch --json`) holds counts\n\
+             where tables hold rates. It holds histograms where tables hold quantiles: entry i counts what took less than 2^i us\n\
+             and is in no entry before. What cannot be seen on a host has neither column nor field there; `unseen` lists these\n\
+             fields, and the reason stands above the table (`blind_spots`). \"-\" means that nothing of the kind happened, or that\n\
+             the number cannot be had of this VM. Worrying values are rules of thumb for a host whose VMs are meant to be\n\
+             responsive. A sibling is a vCPU of the same VM; to wait is to be runnable without a CPU.\n\n\
              | column | JSON field | meaning | how it is measured | worrying |\n|---|---|---|---|---|\n",
         );
         for column in Column::ALL {
@@ -408,7 +416,9 @@ one in a thousand, and the kernel counts those).
                 about.heading, about.field, about.meaning, about.how, about.worrying
             );
         }
-        page += "\n## Fields of JSON without a column\n\n";
+        page += "\n## Fields of JSON without a column\n\n\
+                 A VM also has `vcpus`, each of its vCPUs by its number in the VM. `longest_off_cpu` and `takers` also have\n\
+                 `ready_us`: how long was waited for a CPU, in microseconds.\n\n";
         let has_column = |name: &str| {
             Column::ALL
                 .iter()

@@ -75,10 +75,10 @@ pub struct Options {
     /// What executes L1 [default: hardware where this machine has nested virtualisation, else exact, or fast with --quick]
     #[arg(long, value_name = "KIND")]
     machine: Option<Kind>,
-    /// The command needs no time: take the fast machine where there is no hardware
+    /// The command does not depend on time: take the fast machine where there is no hardware
     #[arg(long, conflicts_with = "machine")]
     quick: bool,
-    /// Shifts when guests and their timers begin, so that vCPUs lie to each other in another way; the same seed gives the
+    /// Shifts when guests and their timers begin, against each other and against the host's timers; the same seed gives the
     /// same run on the exact machine
     #[arg(long, value_name = "N", default_value_t = 0)]
     seed: u64,

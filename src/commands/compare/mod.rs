@@ -41,12 +41,12 @@ const SETTLING: RangeInclusive<Duration> = Duration::ZERO..=Duration::from_secs(
 /// The options of `cohort compare`.
 #[derive(Args, Clone, Debug)]
 pub struct CompareOptions {
-    /// Compare with this: "cohort", "cohort OPTIONS" (such as "cohort --off ipi"), "stock" (to see what noise does), or
+    /// A scheduler to compare: "cohort", "cohort OPTIONS" (such as "cohort --off ipi"), "stock" (to see what noise does), or
     /// the command line of any sched_ext scheduler, quoted; may be repeated [default: cohort]
     #[arg(long = "scheduler", value_name = "COMMAND")]
     schedulers: Vec<Scheduler>,
 
-    /// What the others are compared against
+    /// The scheduler that the others are compared with
     #[arg(long, value_name = "COMMAND", default_value = "stock")]
     against: Scheduler,
 
@@ -58,7 +58,7 @@ pub struct CompareOptions {
     #[arg(long, value_name = "TIME", visible_alias = "window-s", default_value = "10s", value_parser = |text: &str| duration::parse(text, SECOND, &WINDOWS))]
     window: Duration,
 
-    /// From a scheduler's start to its window: what is left of the other one is not measured; at most 10m
+    /// Time from a scheduler's start to its window, so that the effects of the other one are over; at most 10m
     #[arg(long, value_name = "TIME", visible_alias = "settle-s", default_value = "3s", value_parser = |text: &str| duration::parse(text, SECOND, &SETTLING))]
     settle: Duration,
 

@@ -94,13 +94,14 @@ pub struct Probes {
     #[arg(long = "cost", value_name = "NAME=COMMAND")]
     pub costs: Vec<Probe>,
 
-    /// The same for a number that always grows, such as requests served: compared is how much per second. It is read
+    /// The same for a number that always grows, such as requests served: its growth per second is compared. It is read
     /// four times per second, and if it stands still for about a second the host is given back
     #[arg(long = "counter", value_name = "NAME=COMMAND")]
     pub counters: Vec<Probe>,
 
     /// How much a counter grows per second when its VM has the CPUs to itself, as NAME=RATE, where you know it; may be
-    /// repeated, once per VM. Reported is how far these counters get, each relative to an equal part of its rate
+    /// repeated, once per VM. Then the progress of these counters is reported: each rate, in percent of an equal part of
+    /// the counter's rate alone
     #[arg(long, value_name = "NAME=RATE")]
     pub alone: Vec<Alone>,
 }

@@ -26,8 +26,8 @@ pub struct DoctorOptions {
     #[arg(long)]
     json: bool,
 
-    /// Look at recordings of `cohort watch` or `top` instead of this host, one per host and best of a day: which of those hosts
-    /// gains from Cohort? Needs no privileges
+    /// Look at recordings of `cohort watch` or `top` instead of this host, one per host and best of a day, and say which of those
+    /// hosts gain from Cohort; needs no privileges
     #[arg(long = "recording", value_name = "FILE", num_args = 1..)]
     recordings: Vec<PathBuf>,
 

@@ -261,7 +261,7 @@ fn encode_scheduler(totals: &Totals, encoder: &mut DescriptorEncoder<'_>) -> fmt
         ),
         (
             "scheduler_stolen",
-            "Tasks that a CPU took from another cache domain",
+            "Tasks that a CPU took from another cache domain, and VMs that moved to another",
             host.stolen,
         ),
     ] {

@@ -37,7 +37,7 @@ const SCHEDULER_PATIENCE: Duration = Duration::from_secs(1);
 /// The options of `cohort export`.
 #[derive(Args, Clone, Debug)]
 pub struct ExportOptions {
-    /// Where to listen; on another than a local address everybody who reaches it can read the names of VMs
+    /// Where to listen; if others than this host reach the address, they can read the names of VMs
     #[arg(long, value_name = "ADDRESS:PORT", default_value = "127.0.0.1:9745", value_parser = address)]
     listen: SocketAddr,
 

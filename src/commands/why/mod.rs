@@ -35,7 +35,7 @@ use std::time::{Duration, Instant, SystemTime};
 /// Which VM, and in which time.
 #[derive(Args, Clone, Debug)]
 pub struct Asked {
-    /// The VM: its name, its number or UUID for its manager, or its process
+    /// The VM: its name, its number or UUID for its manager, or the number of its process
     #[arg(value_name = "VM")]
     vm: String,
 
