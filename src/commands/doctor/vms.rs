@@ -398,19 +398,16 @@ fn caps(vm: &Vm, host: &Host) -> Vec<Trait> {
         if levels.len() > 1 {
             detail += &format!(", and {} cgroups like it", levels.len() - 1);
         }
-        let (what, more) = match is_below_vm(&first.path) {
-            true => (
-                "cpu.max limits cgroups of libvirt below a VM's own",
-                ". Cohort does not obey these: with it a VM that is to have a cap needs global_quota",
-            ),
-            false => ("cpu.max limits VMs", ". Weights do not have this fault"),
+        let what = match is_below_vm(&first.path) {
+            true => "cpu.max limits cgroups of libvirt below a VM's own",
+            false => "cpu.max limits VMs",
         };
         Trait {
             check: "caps",
             severity: Severity::Note,
             what: what.to_owned(),
             detail,
-            why: format!("{STOPS_HOLDERS}{more}"),
+            why: format!("{STOPS_HOLDERS}. Weights do not have this fault"),
             mend,
         }
     };
@@ -645,7 +642,6 @@ mod tests {
             "{finding:?}"
         );
         assert!(finding.mend.contains("vcpu_quota=-1"), "{finding:?}");
-        assert!(finding.why.contains("Cohort does not obey"), "{finding:?}");
     }
 
     #[test]
