@@ -54,8 +54,6 @@ UEI_DEFINE(uei);
 enum {
 	KTHREAD_SLICES =
 		16, /* virtual time that a CPU's kernel thread uses at once */
-	HANDS_OVER_NS =
-		20000, /* after an IPI who halts leaves its CPU to the receiver */
 };
 
 /* ---- predicates ---- */
@@ -79,7 +77,7 @@ static bool is_handed_over(struct task_struct *p, const struct task_ctx *tc,
 	if (waker->signals.ipi_to != p->pid || is_throttled(tc->cgroup_group))
 		return false;
 	waker->handed_at_ns = now;
-	return waker->halts_after_ns < HANDS_OVER_NS && !c->lent_pid &&
+	return wake_hands_over(waker->halts_after_ns) && !c->lent_pid &&
 	       (!c->slot || c->slot == c->entity) &&
 	       !scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL);
 }
@@ -709,17 +707,14 @@ static void leave_cpu(struct task_struct *p, struct task_ctx *tc,
 	c->bound = 0;
 }
 
-/* @tc stops, and if it is not @runnable, sleeps: how long after it last woke a sibling is that? */
+/* @tc stops, as it sleeps or although it is @runnable: how long after it woke a sibling is that? */
 static void note_hand_over(struct task_ctx *tc, bool runnable, u64 now)
 {
-	u64 after_ns = now - tc->handed_at_ns;
-
 	if (!tc->handed_at_ns)
 		return;
+	tc->halts_after_ns = wake_halts_after(
+		tc->halts_after_ns, now - tc->handed_at_ns, !runnable);
 	tc->handed_at_ns = 0;
-	if (runnable || after_ns > 4 * HANDS_OVER_NS)
-		after_ns = 4 * HANDS_OVER_NS;
-	tc->halts_after_ns = (3 * tc->halts_after_ns + after_ns) / 4;
 }
 
 void BPF_STRUCT_OPS(cohort_stopping, struct task_struct *p, bool runnable)

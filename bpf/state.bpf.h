@@ -289,8 +289,8 @@ struct task_ctx {
 	u64 charged_at_ns; /* when that was, while it runs */
 	u64 run_at_ns; /* when it started running */
 	u32 spins_in_kernel; /* its last spin exit was in guest kernel mode */
-	u64 handed_at_ns; /* when it last woke a sibling, since it runs; 0: it did not */
-	u64 halts_after_ns; /* how long after that it halts, as a rule */
+	u64 handed_at_ns; /* when it woke a sibling by an IPI, since it runs; 0: it did not */
+	u64 halts_after_ns; /* how long after that it halts, as a rule: see wake_halts_after() */
 	u32 yielded; /* a yield was accepted during that spin exit */
 
 	struct signals signals;

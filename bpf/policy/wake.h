@@ -20,7 +20,28 @@ enum wake_consts {
 	WAKE_CPU_PART = 4, /* of a CPU's time is, at most */
 	WAKE_BEHIND_PART = 2, /* of a slice that it stands behind a sibling */
 	WAKE_LEAD_TURNS = 1, /* that its VM may be ahead, beyond its own one */
+	HAND_OVER_NS =
+		20000, /* who halts so soon after an IPI leaves its CPU to the receiver */
 };
+
+/*
+ * How long (ns) after an IPI that wakes a sibling a vCPU halts, as a rule: @average so far, @after_ns this time;
+ * or it did not halt (@sleeps), but was stopped. One that goes on counts as late, so that
+ * it hands nothing over the next time.
+ */
+static inline u64 wake_halts_after(u64 average, u64 after_ns, bool sleeps)
+{
+	u64 most = 4 * HAND_OVER_NS;
+
+	if (!sleeps || after_ns > most)
+		after_ns = most;
+	return (3 * average + after_ns) / 4;
+}
+
+static inline bool wake_hands_over(u64 average)
+{
+	return average < HAND_OVER_NS;
+}
 
 /* How long (ns) a loan lasts. */
 static inline u64 wake_loan_ns(u64 slice_ns)

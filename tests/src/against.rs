@@ -2,12 +2,13 @@
 //! Cohort against the stock scheduler, seen by the observer under both, in one boot and with the same guests running.
 
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use cohort::observer::view::{HostView, VcpuView, quantile_us};
 use cohort::scheduler::metrics::percent;
 use cohort_lab::inside::booted::{GuestSpec, Topology, Workload, start_all};
+use cohort_lab::inside::windows::Subject;
 use cohort_micro::Spec;
 
 use crate::Test;
@@ -38,6 +39,7 @@ pub const TESTS: &[Test] = &[
         "a_vcpu_that_wakes_is_served_at_once_beside_a_sibling_that_never_sleeps",
         wakes_beside_a_busy_sibling,
     ),
+    ("two_vcpus_that_wake_each_other_do_no_less", wake_each_other),
     ("four_vms_in_a_lock_spin_less", spin_less),
     (
         "a_guests_balancer_uses_its_halted_vcpus_whatever_its_topology",
@@ -206,6 +208,43 @@ fn wakes_beside_a_busy_sibling() -> Result<()> {
         "it waits too long"
     );
     Ok(())
+}
+
+/// Two VMs whose two vCPUs do nothing but wake each other. A choice for each of these wake-ups would be more to do than the
+/// stock scheduler has; so a CPU is handed over.
+fn wake_each_other() -> Result<()> {
+    let start = |number: usize| {
+        let spec = Spec::new(&format!("pipe{number}"))
+            .vcpu("loop: compute 50us; ipi 1 0x40; halt")
+            .vcpu("loop: halt; compute 50us; ipi 0 0x40");
+        Guest::start(&spec)
+    };
+    let guests = [start(0)?, start(1)?];
+    let rate = |scheduler: &str| -> Result<f64> {
+        sleep(Duration::from_millis(300));
+        let before = operations(&guests)?;
+        let begin = Instant::now();
+        sleep(Duration::from_secs(u64::from(WINDOW_S)));
+        let rate = (operations(&guests)? - before) as f64 / begin.elapsed().as_secs_f64();
+        println!("    {scheduler}: {rate:.0} operations/s");
+        Ok(rate)
+    };
+    back_to_stock()?;
+    let stock = rate("stock")?;
+    let cohort = start_cohort_with(&[])?;
+    let under_cohort = rate("cohort")?;
+    stop_cohort(cohort)?;
+    // Seen: 0.98. Without handing over: 0.91.
+    ensure!(
+        under_cohort >= 0.95 * stock,
+        "they do {:.3} of what they do under the stock scheduler",
+        under_cohort / stock
+    );
+    Ok(())
+}
+
+fn operations(guests: &[Guest]) -> Result<u64> {
+    guests.iter().map(Subject::operations).sum()
 }
 
 /// What all but the longest hundredth of a vCPU's waits for a CPU stay below, us: a power of two.

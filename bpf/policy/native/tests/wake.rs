@@ -36,6 +36,21 @@ fn loans_take_a_quarter_of_a_cpu_and_short_ones_are_few() {
     assert_eq!(unsafe { wake_pause_ns(1_000, SLICE) }, SLICE / 8);
 }
 
+#[test]
+fn who_halts_soon_after_its_ipis_hands_its_cpu_over() {
+    let halts_after = |average, after, sleeps| unsafe { wake_halts_after(average, after, sleeps) };
+    let hands_over = |average| unsafe { wake_hands_over(average) };
+    assert!(hands_over(0)); // nothing is known: it is tried once
+    // Whoever goes on, or halts late, does not the next time.
+    assert!(!hands_over(halts_after(0, 1_000, false)));
+    assert!(!hands_over(halts_after(0, 1_000_000, true)));
+    // One that always halts after 5 us does again after a few more times.
+    let average = (0..7).fold(4 * HAND_OVER_NS as u64, |average, _| {
+        halts_after(average, 5_000, true)
+    });
+    assert!(hands_over(average), "{average}");
+}
+
 /// CPU time of each of `vms` VMs, as wide as the `cpus` that they share by turns, when one vCPU of the first wakes on the CPUs
 /// and at the moments of a turn that `wakes` lists, turn after turn, and always uses all that it is lent.
 fn cpu_times(vms: usize, cpus: usize, wakes: &[Vec<(usize, u64)>]) -> Vec<u64> {
