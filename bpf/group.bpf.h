@@ -297,6 +297,22 @@ static u64 task_key(struct task_ctx *tc, struct group *g)
 
 /* ---- coming and going ---- */
 
+/* VM @g, whose home was @from (domain + 1; 0: none), has it in domain @to - 1 from now on, unless another CPU comes
+ * first. */
+static void set_home(struct group *g, u32 from, u32 to)
+{
+	struct domain *d;
+
+	if (__sync_val_compare_and_swap(&g->home, from, to) != from)
+		return;
+	d = from ? lookup_domain(from - 1) : NULL;
+	if (d)
+		__sync_fetch_and_sub(&d->nr_homes, 1);
+	d = to ? lookup_domain(to - 1) : NULL;
+	if (d)
+		__sync_fetch_and_add(&d->nr_homes, 1);
+}
+
 static u32 make_group(u32 kind, u32 parent, u32 weight)
 {
 	struct group *g;
@@ -344,6 +360,7 @@ static void free_group(u32 id)
 	if (!g || !id || id == root_group)
 		return;
 	set_cap(id, 0, ~0ULL, 0);
+	set_home(g, g->home, 0);
 	g->info.kind = GROUP_FREE;
 	__sync_lock_test_and_set(&g->orphan, 1);
 	free_entities_of(id);

@@ -579,7 +579,7 @@ static void move_here_from(struct domain *d, u32 domain_id, u32 from,
 
 	d->moved_turn = d->turn;
 	if (g->home) {
-		g->home = domain_id + 1;
+		set_home(g, g->home, domain_id + 1);
 		count(&host_stats.stolen);
 		return;
 	}
@@ -599,11 +599,13 @@ static u64 usable_cpus(u32 group_id, u32 domain_id)
 }
 
 /* The turn of domain @domain_id leaves the CPUs @free to nobody. Once per turn it looks into
- * another one: is somebody to come from there? Or is that to look here? */
+ * another one: is somebody to come from there? Or is that to look here? A VM moves as a whole, so what is free has to be enough
+ * for all of it. */
 __noinline int look_far(u32 domain_id, u64 free, u64 now)
 {
 	struct domain *d = lookup_domain(domain_id), *from;
 	struct group *g;
+	bool idle;
 
 	if (!d || nr_domains < 2 || !nr_short)
 		return 0;
@@ -618,8 +620,11 @@ __noinline int look_far(u32 domain_id, u64 free, u64 now)
 	if (!from->is_short || d->turn - d->moved_turn < BALANCE_TURNS)
 		return 0;
 	g = lookup_group(from->left_group);
+	if (!g)
+		return 0;
 	free &= usable_cpus(from->left_group, domain_id);
-	if (g && is_worth_moving(d, from, g, free != 0, now))
+	idle = cpus_in(free) >= (g->home ? plan_rule(g->mean_width) : 1);
+	if (is_worth_moving(d, from, g, idle, now))
 		move_here_from(d, domain_id, d->far, g, free);
 	return 0;
 }

@@ -113,6 +113,7 @@ struct domain {
 	s32 nr_waiting; /* tasks that wait for one of its CPUs; atomic */
 	u32 waited_last; /* the entity in which one began to wait last; any CPU */
 	s32 nr_parked; /* tasks that wait for their cap; atomic */
+	s32 nr_homes; /* VMs that have their home here; atomic */
 	u32 crowded; /* its turns are timed; compare-and-swap */
 	u64 cpus; /* that are online; atomic */
 	u64 bound; /* CPUs for which bound tasks wait; atomic */

@@ -13,26 +13,26 @@
 static void become_vcpu(struct task_struct *p, struct task_ctx *tc, u64 kvm)
 {
 	struct vm_key key = { .kvm = kvm, .tgid = p->tgid };
+	bool is_member;
 	struct group *g;
 	u32 id = get_vm(&key, tc->cgroup_group);
 
 	if (!id)
 		return;
 	forget_halts(tc);
-	if (id == tc->group) {
-		/* It was a member already, as a thread of the process. */
-		g = lookup_group(id);
-		if (!g)
-			return;
-		__sync_fetch_and_sub(&g->info.nr_tasks, 1);
-		if (!tc->is_vcpu)
-			__sync_fetch_and_add(&g->info.nr_vcpus, 1);
-	} else {
+	/* A thread of the process is one already. */
+	is_member = id == tc->group;
+	if (!is_member)
 		join_group(tc, id);
-		g = lookup_group(id);
-		if (g)
-			__sync_fetch_and_add(&g->info.nr_vcpus, 1);
-	}
+	g = lookup_group(id);
+	if (!g)
+		return;
+	if (is_member)
+		__sync_fetch_and_sub(&g->info.nr_tasks, 1);
+	if (!is_member || !tc->is_vcpu)
+		__sync_fetch_and_add(&g->info.nr_vcpus, 1);
+	/* What fewer of them wanted says nothing. */
+	g->mean_width = 0;
 	tc->is_vcpu = 1;
 	tc->kvm = kvm;
 	tc->halts_on_cpu = halts_on_cpu(vcpu_if_any(p));

@@ -25,21 +25,46 @@ static bool may_run_in(struct task_struct *p, u32 domain_id)
 	return p->nr_cpus_allowed >= nr_cpus || cpus_of(p, domain_id);
 }
 
+/* The first home of a VM of which a task is on a CPU of domain @here: there, unless another domain has fewer homes. Where these are
+ * even from the begin, few VMs have to move. */
+__noinline u32 first_home(u32 here)
+{
+	struct domain *d = lookup_domain(here);
+	u32 i, best = here;
+	s32 least;
+
+	if (!d)
+		return here;
+	least = d->nr_homes;
+	bpf_for(i, 0, nr_domains) {
+		d = lookup_domain(i);
+		if (d && d->cpus && d->nr_homes < least) {
+			least = d->nr_homes;
+			best = i;
+		}
+	}
+	return best;
+}
+
 /* The domain in which @p, of @g, waits, which is on a CPU of domain @domain_id: a VM that
  * fits into one has a home. */
 static u32 waiting_domain(struct task_struct *p, struct group *g, u32 domain_id)
 {
 	struct domain *d = lookup_domain(domain_id);
-	u32 home = g->home;
+	u32 home;
 
-	if (nr_domains < 2 || !is_vm(g) || !d)
+	if (nr_domains < 2 || !is_vm(g) || !d ||
+	    g->info.nr_vcpus > cpus_in(d->cpus))
 		return domain_id;
-	if (!home && g->info.nr_vcpus <= cpus_in(d->cpus))
-		g->home = domain_id + 1;
-	if (!home || home == domain_id + 1 || is_migration_disabled(p) ||
-	    !may_run_in(p, home - 1))
+	if (!g->home) {
+		home = first_home(domain_id);
+		set_home(g, 0, (may_run_in(p, home) ? home : domain_id) + 1);
+	}
+	home = g->home ? g->home - 1 : domain_id;
+	if (home == domain_id || is_migration_disabled(p) ||
+	    !may_run_in(p, home))
 		return domain_id;
-	return home - 1;
+	return home;
 }
 
 /* The task waits with the others of its group, if it may run where they may. */

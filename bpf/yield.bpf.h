@@ -132,6 +132,17 @@ static void choose_sibling(struct task_ctx *giver, s32 pid, s32 cpu,
 			      giver->spins_in_kernel, choice);
 }
 
+/* Are CPUs about to run those siblings of the running @tc that wait, as a turn of their VM has just begun? Who runs one
+ * of them here has it run where another one's place is. */
+static bool turn_begins(const struct task_ctx *tc, u64 now)
+{
+	struct entity *e = tc->entity ? lookup_entity(tc->entity) : NULL;
+	struct domain *d = e ? lookup_domain(e->domain) : NULL;
+
+	return d && lacking_cpus(e, d) &&
+	       now - d->planned_ns < wake_loan_ns(slice_ns);
+}
+
 /*
  * KVM offers @to, with @taker, in the place of the running @from, with @giver, on @cpu: KVM's
  * candidate is a hint, whom @from waits for comes first. Returns why nobody is run, or
@@ -141,9 +152,11 @@ static s32 answer_offer(struct task_struct *from, struct task_ctx *giver,
 			struct task_struct *to, struct task_ctx *taker,
 			struct group *g, s32 cpu, struct choice *choice)
 {
+	bool begins = turn_begins(giver, scx_bpf_now());
 	struct yield_offer offer = {
 		.sibling = giver->group == taker->group && is_vm(g),
-		.ready = taker->queue && !(taker->queue & PARKED_QUEUE),
+		.ready = taker->queue && !(taker->queue & PARKED_QUEUE) &&
+			 !begins,
 		.allowed = bpf_cpumask_test_cpu(cpu, to->cpus_ptr),
 		.throttled = is_throttled(taker->cgroup_group),
 	};
@@ -154,7 +167,7 @@ static s32 answer_offer(struct task_struct *from, struct task_ctx *giver,
 		choice->queue = taker->queue;
 		choice->rank = TARGET_OFFERED;
 	}
-	if (is_vm(g) && !offer.throttled)
+	if (is_vm(g) && !offer.throttled && !begins)
 		choose_sibling(giver, from->pid, cpu, is_on(MECH_RANK), choice);
 	return choice->pid ? YIELD_ACCEPT : verdict;
 }
@@ -192,7 +205,7 @@ static bool gives_way(struct cpu_state *c, s32 cpu, struct task_ctx *tc,
 	struct choice choice = {};
 	struct group *g = lookup_group(tc->group);
 
-	if (!g || !is_vm(g))
+	if (!g || !is_vm(g) || turn_begins(tc, scx_bpf_now()))
 		return false;
 	choose_sibling(tc, pid, cpu, true, &choice);
 	if (!choice.pid)

@@ -59,6 +59,14 @@ static inline u32 plan_mean_width(u32 mean, u32 width)
 	return mean ? mean + (s32)(now - mean) / WIDTH_TURNS : now;
 }
 
+/* How many CPUs a VM wants as a rule whose @mean this is; at least 1. */
+static inline u32 plan_rule(u32 mean)
+{
+	u32 rule = (mean + WIDTH_ONE / 2) / WIDTH_ONE;
+
+	return rule ? rule : 1;
+}
+
 /*
  * How many CPUs a VM is to have that wants @width, and @mean as a rule. Where one vCPU wakes
  * another and halts then, both want a CPU for a moment, and one is enough: they pass it on
@@ -66,7 +74,7 @@ static inline u32 plan_mean_width(u32 mean, u32 width)
  */
 static inline u32 plan_width(u32 width, u32 mean)
 {
-	u32 rule = (mean + WIDTH_ONE / 2) / WIDTH_ONE;
+	u32 rule = plan_rule(mean);
 
 	return width < rule ? width : rule;
 }
