@@ -39,6 +39,9 @@ const MEMORY_DIRECTORY: &str = "/dev/shm";
 /// Names in a guest's own directory there: its memory, and the socket of its QEMU's monitor.
 const MEMORY: &str = "ram";
 const MONITOR: &str = "monitor";
+/// What QEMU's monitor prints when it waits for a command.
+const PROMPT: &str = "(qemu) ";
+const MONITOR_TIMEOUT: Duration = Duration::from_secs(30);
 const LOG_DIRECTORY: &str = "/out/guests";
 const OWN_MEMORY_MIB: u32 = 256;
 /// The files of real workloads are in memory. Three such guests fit into half of L1's memory, which is all that
@@ -158,6 +161,9 @@ pub struct GuestSpec {
     pub exitless_idle: bool,
     /// What it does.
     pub workload: Workload,
+    /// Further arguments for its QEMU; of those that are given once, these count.
+    #[serde(default)]
+    pub qemu: Vec<String>,
 }
 
 impl GuestSpec {
@@ -177,6 +183,7 @@ impl GuestSpec {
             paravirtual: false,
             exitless_idle: false,
             workload,
+            qemu: Vec::new(),
         }
     }
 
@@ -188,7 +195,7 @@ impl GuestSpec {
         }
     }
 
-    fn qemu(&self, directory: &Path, serial: &Path, image: Option<&Path>) -> Command {
+    fn command(&self, directory: &Path, serial: &Path, image: Option<&Path>) -> Command {
         let Topology {
             sockets,
             cores,
@@ -240,7 +247,7 @@ impl GuestSpec {
         if self.exitless_idle {
             command.args(["-overcommit", "cpu-pm=on"]);
         }
-        command.stdin(Stdio::null());
+        command.args(&self.qemu).stdin(Stdio::null());
         command
     }
 }
@@ -308,7 +315,7 @@ impl BootedGuest {
         }
         let output =
             File::create(&log).with_context(|| format!("{} cannot be written", log.display()))?;
-        let mut command = spec.qemu(memory_directory.path(), &serial, image);
+        let mut command = spec.command(memory_directory.path(), &serial, image);
         command.stdout(output.try_clone()?).stderr(output);
         let process = process::start(command, cpus, Some(&cgroup))?;
         Ok(Self {
@@ -433,20 +440,33 @@ impl BootedGuest {
             .with_context(|| format!("The state of guest {} is not known", self.spec.name))
     }
 
+    /// A connection to its QEMU's monitor, which takes one at a time.
+    ///
+    /// # Errors
+    /// When QEMU does not listen, yet or any more.
+    pub fn monitor(&self) -> Result<UnixStream> {
+        let path = self.memory_directory.path().join(MONITOR);
+        UnixStream::connect(&path)
+            .with_context(|| format!("QEMU does not answer at {}", path.display()))
+    }
+
+    /// What its QEMU's monitor answers to `command`; as a person would see it, with the command itself.
+    ///
+    /// # Errors
+    /// When QEMU does not answer.
+    pub fn ask(&self, command: &str) -> Result<String> {
+        let mut monitor = self.monitor()?;
+        monitor.set_read_timeout(Some(MONITOR_TIMEOUT))?;
+        read_until_prompt(&mut monitor)?;
+        monitor.write_all(format!("{command}\n").as_bytes())?;
+        read_until_prompt(&mut monitor)
+            .with_context(|| format!("QEMU of guest {} was told {command}", self.spec.name))
+    }
+
     /// What its vCPUs were at, as QEMU's monitor prints it.
     fn registers(&self) -> Result<String> {
-        let path = self.memory_directory.path().join(MONITOR);
-        let mut monitor = UnixStream::connect(&path)
-            .with_context(|| format!("QEMU does not answer at {}", path.display()))?;
-        monitor.set_read_timeout(Some(Duration::from_secs(5)))?;
-        monitor.write_all(b"info registers -a\n")?;
-        let mut text = Vec::new();
-        let mut part = [0; 4096];
-        // It never closes by itself: what has come until it is silent is the answer.
-        while let Ok(length @ 1..) = monitor.read(&mut part) {
-            text.extend_from_slice(&part[..length]);
-        }
-        Ok(String::from_utf8_lossy(&text)
+        Ok(self
+            .ask("info registers -a")?
             .lines()
             .filter(|line| line.starts_with("CPU#") || line.contains("RIP") || line.contains("RSP"))
             .collect::<Vec<_>>()
@@ -528,6 +548,20 @@ impl Drop for BootedGuest {
         let _ = self.process.kill();
         let _ = self.process.wait();
     }
+}
+
+/// All that comes until QEMU waits for a command.
+fn read_until_prompt(monitor: &mut impl Read) -> Result<String> {
+    let mut text = Vec::new();
+    let mut part = [0; 4096];
+    while !text.ends_with(PROMPT.as_bytes()) {
+        let length = monitor
+            .read(&mut part)
+            .context("QEMU's monitor is silent")?;
+        ensure!(length > 0, "QEMU's monitor was closed");
+        text.extend_from_slice(&part[..length]);
+    }
+    Ok(String::from_utf8_lossy(&text).into_owned())
 }
 
 /// Starts all `specs` at once and waits until each of them counts. On an emulated host, which loses a guest in its boot
@@ -714,7 +748,7 @@ mod tests {
 
     fn arguments(spec: &GuestSpec) -> String {
         let image = spec.workload.is_real().then_some(Path::new("/dev/vdc"));
-        let command = spec.qemu(Path::new("/dev/shm/x"), Path::new("/out/serial"), image);
+        let command = spec.command(Path::new("/dev/shm/x"), Path::new("/out/serial"), image);
         command
             .get_args()
             .map(|argument| argument.to_string_lossy())

@@ -107,6 +107,20 @@ impl Cgroup {
         write(&self.path, "cpu.max", &text)
     }
 
+    /// Sets `file` of `controller`, which a cgroup of the lab's has only from then on.
+    ///
+    /// # Errors
+    /// When the kernel refuses.
+    pub fn limit(&self, controller: &str, file: &str, value: &str) -> Result<()> {
+        let above = self.path.ancestors().skip(1);
+        let mut above: Vec<&Path> = above.take_while(|it| it.starts_with(ROOT)).collect();
+        above.reverse();
+        for cgroup in above {
+            write(cgroup, "cgroup.subtree_control", &format!("+{controller}"))?;
+        }
+        write(&self.path, file, value)
+    }
+
     /// Confines its members to `cpus`.
     ///
     /// # Errors
