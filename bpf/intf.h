@@ -20,7 +20,7 @@ typedef long long s64;
 enum cohort_limits {
 	MAX_CPUS = 1024,
 	MAX_DOMAINS = 256,
-	MAX_NODES = 64, /* NUMA */
+	MAX_NUMA_NODES = 64, /* MAX_NODES is taken on arm64 */
 	LOCAL_DISTANCE = 10, /* of a node to itself, as the kernel gives it */
 	NR_BUCKETS = 24, /* of a histogram; the last one has no upper end */
 	LEAST_GROUPS = 4096, /* VMs and cgroups; more on hosts of many CPUs */

@@ -8,6 +8,7 @@
  */
 #include <scx/common.bpf.h>
 #include "intf.h"
+#include "arch.bpf.h"
 #include "policy/ipi.h"
 #include "kvm.bpf.h"
 #include "apic.bpf.h"
@@ -333,7 +334,8 @@ static void note_sleep(struct task_struct *p, struct observed *o)
 	if (bpf_core_field_exists(task->in_memstall) &&
 	    BPF_CORE_READ_BITFIELD(task, in_memstall))
 		off->sleep |= SLEEP_MEMORY;
-	off->syscall = ((struct pt_regs *)bpf_task_pt_regs(p))->orig_ax;
+	off->syscall =
+		syscall_number((struct pt_regs *)bpf_task_pt_regs(p));
 }
 
 /* The time for which @o's vCPU has had no CPU, up to @now, is kept if it is the longest

@@ -30,7 +30,8 @@ const volatile u32 nr_groups = LEAST_GROUPS; /* number 0 means none */
 const volatile u32 nr_entities = LEAST_ENTITIES; /* likewise */
 const volatile u16 cpu_domain[MAX_CPUS];
 const volatile u8 cpu_node[MAX_CPUS];
-const volatile u8 node_distance[MAX_NODES * MAX_NODES]; /* as the kernel's */
+const volatile u8
+	node_distance[MAX_NUMA_NODES * MAX_NUMA_NODES]; /* as the kernel's */
 
 struct host_stats host_stats;
 
@@ -539,10 +540,10 @@ static __always_inline u32 cpu_with(const struct domain *d, u64 bit)
 /* Between the nodes of two CPUs, 10 within one, as the kernel gives it. */
 static __always_inline u32 distance_between(u32 a, u32 b)
 {
-	u32 from = cpu_node[a & (MAX_CPUS - 1)] & (MAX_NODES - 1);
-	u32 to = cpu_node[b & (MAX_CPUS - 1)] & (MAX_NODES - 1);
+	u32 from = cpu_node[a & (MAX_CPUS - 1)] & (MAX_NUMA_NODES - 1);
+	u32 to = cpu_node[b & (MAX_CPUS - 1)] & (MAX_NUMA_NODES - 1);
 
-	return node_distance[from * MAX_NODES + to];
+	return node_distance[from * MAX_NUMA_NODES + to];
 }
 
 static __always_inline bool is_on(u32 mechanism)

@@ -38,20 +38,6 @@ pub struct Kvm {
     pub has: HashSet<&'static str>,
 }
 
-/// What hardware does about interrupts without KVM seeing it.
-///
-/// Intel's APICv and AMD's AVIC deliver and end interrupts by themselves; both are parameters of KVM's modules.
-pub fn hardware_ends_interrupts(sys: &Path) -> Option<&'static str> {
-    let is_on = |file: &str| {
-        let value = fs::read_to_string(sys.join("module").join(file)).unwrap_or_default();
-        matches!(value.trim_end(), "Y" | "1")
-    };
-    if is_on("kvm_intel/parameters/enable_apicv") {
-        return Some("APICv");
-    }
-    is_on("kvm_amd/parameters/avic").then_some("AVIC")
-}
-
 /// Follows where `kvm_preempt_ops` is while KVM comes and goes.
 #[derive(Debug)]
 pub struct KvmWatch {
@@ -219,22 +205,6 @@ mod tests {
             .with("sys/module/kvm/refcnt", "0");
         let error = watch(&fixture).moved().expect_err("no such symbol");
         assert!(error.to_string().contains("CONFIG_KALLSYMS_ALL=y"));
-    }
-
-    #[test]
-    fn what_hardware_hides_is_known_from_the_modules_parameters() {
-        let hidden = |file: &str, value: &str| {
-            let fixture = Fixture::new().with(file, value);
-            hardware_ends_interrupts(&fixture.host().sys)
-        };
-        let (apicv, avic) = (
-            "sys/module/kvm_intel/parameters/enable_apicv",
-            "sys/module/kvm_amd/parameters/avic",
-        );
-        assert_eq!(hidden(apicv, "Y\n"), Some("APICv"));
-        assert_eq!(hidden(avic, "1\n"), Some("AVIC"));
-        assert_eq!(hidden(avic, "N\n"), None);
-        assert_eq!(hidden("sys/module/kvm/refcnt", "0"), None);
     }
 
     #[test]

@@ -2,6 +2,7 @@
 //! What Cohort learns about the host it runs on. Not for anything that changes the host.
 
 pub(crate) mod affinity;
+pub(crate) mod arch;
 pub mod btf;
 pub mod cgroups;
 pub(crate) mod cookies;

@@ -5,10 +5,12 @@
 //! before those he can (privileges, another scheduler). Whether another
 //! instance runs is found out by `instance.rs`, which must keep its file anyway.
 
+use crate::host::arch;
 use crate::host::btf;
 use crate::host::cookies::{CookieHolder, find_cookie, kernel_cookie};
 use crate::host::paths::Host;
 use crate::process::exit::{Exit, Failure};
+use std::env::consts::ARCH;
 use std::fs;
 use std::io;
 use std::path::Path;
@@ -29,12 +31,17 @@ const LEAVE_POLL: Duration = Duration::from_millis(50);
 /// Why Cohort does not start, or does not stay, on this host.
 #[derive(Debug, thiserror::Error)]
 pub enum Refusal {
-    /// Neither the program nor its BPF part knows this architecture.
+    /// The scheduler does not run on this architecture.
     #[error(
-        "Cohort does not support the architecture {0}: it follows KVM's x86 structures only. \
-         Run it on an x86_64 host."
+        "Cohort's scheduler does not run on {architecture}: {lacks}. Run it on an x86_64 host. \
+         `cohort watch`, `top`, `export`, `why` and `doctor` are built for this one, too."
     )]
-    Architecture(String),
+    Architecture {
+        /// What this program was built for.
+        architecture: &'static str,
+        /// What is missing.
+        lacks: &'static str,
+    },
     /// A kernel that is not to be used with sched_ext.
     #[error(
         "Linux {release} is known to be bad: {why}. Boot another kernel: Cohort is tested with 7.2.13 and 7.3.4. Or accept \
@@ -113,7 +120,7 @@ impl Refusal {
     /// The exit code for this reason.
     pub fn exit(&self) -> Exit {
         match self {
-            Refusal::Architecture(_) => Exit::Architecture,
+            Refusal::Architecture { .. } => Exit::Architecture,
             Refusal::KnownBad { .. } => Exit::KnownBadKernel,
             Refusal::NoSchedExt { .. } => Exit::NoSchedExt,
             Refusal::UnsoundBtf { .. } => Exit::UnsoundBtf,
@@ -133,15 +140,14 @@ impl From<Refusal> for Failure {
 
 /// Checks what stays as it is: the machine, the kernel and the caller.
 pub fn check_host(host: &Host) -> Result<(), Refusal> {
-    check_architecture(std::env::consts::ARCH)?;
+    check_architecture(arch::SCHEDULER_LACKS)?;
     check_kernel(host)?;
     check_btf(host)?;
     check_privileges(host)
 }
 
-/// Checks what the observer needs of the machine and the caller.
+/// Checks what the observer needs of the caller.
 pub fn check_observer(host: &Host) -> Result<(), Refusal> {
-    check_architecture(std::env::consts::ARCH)?;
     check_privileges(host)
 }
 
@@ -152,10 +158,14 @@ pub fn check_now(host: &Host) -> Result<(), Refusal> {
     check_no_cookies(host)
 }
 
-fn check_architecture(architecture: &str) -> Result<(), Refusal> {
-    match architecture {
-        "x86_64" => Ok(()),
-        other => Err(Refusal::Architecture(other.to_owned())),
+/// `lacks` is what the scheduler cannot have here.
+fn check_architecture(lacks: Option<&'static str>) -> Result<(), Refusal> {
+    match lacks {
+        None => Ok(()),
+        Some(lacks) => Err(Refusal::Architecture {
+            architecture: ARCH,
+            lacks,
+        }),
     }
 }
 
@@ -321,11 +331,12 @@ mod tests {
     }
 
     #[test]
-    fn only_x86_64_is_supported() {
-        assert!(check_architecture("x86_64").is_ok());
-        let refusal = check_architecture("aarch64").expect_err("not supported");
+    fn what_an_architecture_lacks_is_said() {
+        assert!(check_architecture(None).is_ok());
+        let refusal = check_architecture(Some("it sees no IPIs")).expect_err("not supported");
         assert_eq!(refusal.exit(), Exit::Architecture);
-        assert!(refusal.to_string().contains("aarch64"));
+        let said = refusal.to_string();
+        assert!(said.contains(ARCH) && said.contains("it sees no IPIs"));
     }
 
     #[test]

@@ -13,8 +13,9 @@ use crate::bpf::halt::{HaltClocks, halt_parts};
 use crate::bpf::sight::{Seen, load_hooks};
 use crate::bpf::{from_bytes, intf, skel};
 use crate::host::affinity::allowed_cpus;
+use crate::host::arch::hardware_ends_interrupts;
 use crate::host::cgroups::CapWatch;
-use crate::host::kvm::{Kvm, KvmWatch, hardware_ends_interrupts};
+use crate::host::kvm::{Kvm, KvmWatch};
 use crate::host::paths::Host;
 use crate::host::topology::{self, Domains, Nodes};
 use crate::host::vm_identity::VmIdentity;
@@ -44,7 +45,7 @@ const REPORT_PATIENCE: Duration = Duration::from_secs(3);
 const GROUPS_PER_READ: u32 = 512;
 
 /// NUMA nodes that the BPF side knows.
-const MAX_NODES: usize = intf::cohort_limits_MAX_NODES as usize;
+const MAX_NUMA_NODES: usize = intf::cohort_limits_MAX_NUMA_NODES as usize;
 /// The kernel's distance within a node.
 const LOCAL_DISTANCE: u8 = intf::cohort_limits_LOCAL_DISTANCE as u8;
 
@@ -473,8 +474,8 @@ fn configure_and_load<'object>(
         }
     }
     for (&(from, to), &distance) in &nodes.distances {
-        if from < MAX_NODES && to < MAX_NODES {
-            constants.node_distance[from * MAX_NODES + to] = distance;
+        if from < MAX_NUMA_NODES && to < MAX_NUMA_NODES {
+            constants.node_distance[from * MAX_NUMA_NODES + to] = distance;
         }
     }
     constants.nr_cpus = domains.of_cpu.len() as u32;

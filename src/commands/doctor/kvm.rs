@@ -3,7 +3,8 @@
 
 use crate::bpf::sight::Seen;
 use crate::commands::finding::{Finding, Severity};
-use crate::host::kvm::{KvmWatch, hardware_ends_interrupts};
+use crate::host::arch::{self, SpinParameter};
+use crate::host::kvm::KvmWatch;
 use crate::host::paths::Host;
 use std::fs;
 
@@ -14,11 +15,11 @@ pub fn findings(host: &Host) -> Vec<Finding> {
             Severity::Note,
             "KVM is not loaded",
             "there are no VMs; Cohort sees KVM when it comes",
-            "modprobe kvm_intel, or kvm_amd",
+            arch::LOAD_KVM,
         )];
     }
     let mut findings = vec![nested(host), polling(host)];
-    findings.extend(pause_exits(host));
+    findings.extend(spin_exits(host));
     findings.push(sight(host));
     findings
 }
@@ -29,11 +30,7 @@ fn parameter(host: &Host, module: &str, name: &str) -> Option<String> {
 }
 
 fn nested(host: &Host) -> Finding {
-    let cpuinfo = fs::read_to_string(host.proc.join("cpuinfo")).unwrap_or_default();
-    let flags = cpuinfo.lines().find(|line| line.starts_with("flags"));
-    let is_vm =
-        flags.is_some_and(|flags| flags.split_whitespace().any(|flag| flag == "hypervisor"));
-    match is_vm {
+    match arch::is_vm(&host.proc) {
         false => Finding::fine("nested", "this host is no VM itself"),
         true => Finding::new(
             "nested",
@@ -56,35 +53,25 @@ fn polling(host: &Host) -> Finding {
     Finding::fine("halt-polling", seen)
 }
 
-/// Exits because of PAUSE in a loop, without which nobody learns that a vCPU spins.
-fn pause_exits(host: &Host) -> Option<Finding> {
-    let is = |module: &str, name: &str, value: &str| {
-        parameter(host, module, name).is_some_and(|is| is == value)
+/// Exits of vCPUs that spin, without which nobody learns that they do.
+fn spin_exits(host: &Host) -> Option<Finding> {
+    let is = |it: &&SpinParameter, value: &str| {
+        parameter(host, it.module, it.name).is_some_and(|is| is == value)
     };
-    let off = |seen: &str, mend: &str| {
-        Finding::new(
+    if let Some(off) = arch::SPIN_PARAMETERS.iter().find(|it| is(it, "0")) {
+        return Some(Finding::new(
             "spin-exits",
             Severity::Warning,
-            format!("{seen}: vCPUs that spin do not leave the guest"),
+            format!(
+                "{} of {} is 0: vCPUs that spin do not leave the guest",
+                off.name, off.module
+            ),
             "directed yields are how a waiting vCPU gives way; without these exits there are none",
-            mend,
-        )
-    };
-    if is("kvm_intel", "ple_gap", "0") || is("kvm_intel", "ple_window", "0") {
-        return Some(off(
-            "ple_gap or ple_window of kvm_intel is 0",
-            "modprobe -r kvm_intel && modprobe kvm_intel ple_gap=128 ple_window=4096 (no VM may run)",
+            off.mend,
         ));
     }
-    if is("kvm_amd", "pause_filter_count", "0") {
-        return Some(off(
-            "pause_filter_count of kvm_amd is 0",
-            "modprobe -r kvm_amd && modprobe kvm_amd pause_filter_count=3000 (no VM may run)",
-        ));
-    }
-    let known = ["kvm_intel", "kvm_amd"]
-        .into_iter()
-        .find(|module| host.sys.join("module").join(module).exists())?;
+    let mut modules = arch::SPIN_PARAMETERS.iter().map(|it| it.module);
+    let known = modules.find(|module| host.sys.join("module").join(module).exists())?;
     Some(Finding::fine(
         "spin-exits",
         format!("{known} stops vCPUs that spin"),
@@ -92,7 +79,7 @@ fn pause_exits(host: &Host) -> Option<Finding> {
 }
 
 fn sight(host: &Host) -> Finding {
-    let hardware = hardware_ends_interrupts(&host.sys);
+    let hardware = arch::hardware_ends_interrupts(&host.sys);
     let kvm = match KvmWatch::new(&host.proc, &host.sys).moved() {
         Ok(Some(Some(kvm))) => kvm,
         Ok(_) => return Finding::fine("sight", "KVM is being loaded"),

@@ -5,6 +5,7 @@ use super::facts::Facts;
 use super::stalls::cause;
 use super::words::duration;
 use crate::commands::finding::{Finding, Severity};
+use crate::host::arch;
 
 const CHECK: &str = "clock";
 /// By so much two clocks may differ before Linux distrusts one (`WATCHDOG_THRESHOLD` of kernel/time/clocksource.c, a
@@ -14,14 +15,17 @@ const DISTRUST_US: u64 = 62_500;
 pub fn finding(facts: &Facts) -> Finding {
     let off = &facts.all().longest_off_cpu;
     let host = facts.live.as_ref().map(|live| live.clocksource.as_str());
+    let (own, called) = arch::CLOCKSOURCE;
     if let Some(clocksource) = host
-        && clocksource != "tsc"
+        && clocksource != own
     {
         return Finding::new(
             CHECK,
             Severity::Warning,
-            format!("the host itself takes its time from {clocksource:?}, not from the TSC"),
-            "the host's kernel does not trust its TSC; then KVM's clock is not stable for any guest",
+            format!("the host itself takes its time from {clocksource:?}, not from the {called}"),
+            format!(
+                "the host's kernel does not trust its {called}; then KVM's clock is not stable for any guest"
+            ),
             "journalctl -k -g clocksource, on the host, says why",
         );
     }
@@ -31,7 +35,9 @@ pub fn finding(facts: &Facts) -> Finding {
         facts.time()
     );
     if off.us < DISTRUST_US {
-        let host = host.map_or(String::new(), |_| ", and the host trusts its TSC".into());
+        let host = host.map_or(String::new(), |_| {
+            format!(", and the host trusts its {called}")
+        });
         return Finding::fine(CHECK, format!("ruled out for this time: {longest}{host}"));
     }
     let (cause, mend) = cause(off, facts);

@@ -225,6 +225,7 @@ fn timers_are_fine(host: &Host) -> Option<bool> {
 #[cfg(test)]
 pub mod fixture {
     use super::*;
+    use crate::host::arch;
     use crate::observer::view::{VcpuView, VmView};
 
     /// Ten seconds under the stock scheduler of a host of four CPUs, and in it the VM `web` of two vCPUs, of process 7,
@@ -274,7 +275,7 @@ pub mod fixture {
                     thread(8, "CPU 0/KVM", Role::Vcpu),
                     thread(9, "CPU 1/KVM", Role::Vcpu),
                 ],
-                clocksource: String::from("tsc"),
+                clocksource: String::from(arch::CLOCKSOURCE.0),
                 split_lock_threads: Some(Vec::new()),
                 timers_are_fine: Some(true),
                 ..Live::default()

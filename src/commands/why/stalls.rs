@@ -5,6 +5,7 @@
 use super::facts::Facts;
 use super::words::{duration, moment};
 use crate::commands::finding::{Finding, Severity};
+use crate::host::arch;
 use crate::observer::view::OffCpuView;
 
 const CHECK: &str = "stalls";
@@ -12,27 +13,6 @@ const CHECK: &str = "stalls";
 const LOCKUP_US: u64 = 20_000_000;
 /// What is longer is worth a warning: what a guest waits for then waits too.
 const LONG_US: u64 = 1_000_000;
-/// System calls of x86-64 in which a vCPU's thread may sleep (arch/x86/entry/syscalls/syscall_64.tbl).
-const SYSCALLS: [(i64, &str); 16] = [
-    (0, "read"),
-    (1, "write"),
-    (7, "poll"),
-    (16, "ioctl"),
-    (17, "pread64"),
-    (18, "pwrite64"),
-    (19, "readv"),
-    (20, "writev"),
-    (35, "nanosleep"),
-    (74, "fsync"),
-    (75, "fdatasync"),
-    (202, "futex"),
-    (230, "clock_nanosleep"),
-    (271, "ppoll"),
-    (295, "preadv"),
-    (296, "pwritev"),
-];
-const FUTEX: i64 = 202;
-
 pub fn finding(facts: &Facts) -> Finding {
     let off = &facts.all().longest_off_cpu;
     let time = facts.time();
@@ -109,9 +89,8 @@ pub fn cause(off: &OffCpuView, facts: &Facts) -> (String, String) {
 /// What a thread slept in that was ready for less than that.
 fn slept(off: &OffCpuView) -> (String, String) {
     let time = duration(off.slept_us());
-    let syscall = SYSCALLS.iter().find(|(number, _)| *number == off.syscall);
-    let syscall = match syscall {
-        Some((_, name)) => format!("the system call {name}"),
+    let syscall = match arch::syscall(off.syscall) {
+        Some(name) => format!("the system call {name}"),
         None => format!("system call {}", off.syscall),
     };
     let (cause, mend) = if off.slept("stopped") {
@@ -141,7 +120,7 @@ fn slept(off: &OffCpuView) -> (String, String) {
             ),
             "give its disks an iothread and aio=native or io_uring, and look at the storage (iostat -x 1)",
         )
-    } else if off.syscall == FUTEX {
+    } else if off.syscall == arch::FUTEX {
         (
             format!(
                 "QEMU kept it waiting {time} for another of its threads, in {syscall} (the VM is paused, or the global mutex is held); not the scheduler"
@@ -233,7 +212,7 @@ mod tests {
                 18,
                 "for I/O in this vCPU's own thread, in the system call pwrite64",
             ),
-            (&[], 202, "global mutex"),
+            (&[], arch::FUTEX, "global mutex"),
             (&[], 999, "in system call 999"),
         ] {
             let finding = with(slept_as(3_000_000, sleep, syscall));

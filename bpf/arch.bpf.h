@@ -1,0 +1,21 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Where the two architectures keep the same thing in other places. What only one
+ * of them has (APICs, CPUID) is read by CO-RE where it is there. Not here: KVM.
+ */
+#ifndef COHORT_ARCH_BPF_H
+#define COHORT_ARCH_BPF_H
+
+/* The number of the system call that @regs entered the kernel by; -1: none. */
+static inline s64 syscall_number(struct pt_regs *regs)
+{
+#if defined(__TARGET_ARCH_x86)
+	return regs->orig_ax;
+#elif defined(__TARGET_ARCH_arm64)
+	return regs->syscallno;
+#else
+#error "Cohort does not know this architecture"
+#endif
+}
+
+#endif /* COHORT_ARCH_BPF_H */
