@@ -18,4 +18,14 @@ static inline s64 syscall_number(struct pt_regs *regs)
 #endif
 }
 
+/* Its second argument. */
+static inline u64 second_argument(struct pt_regs *regs)
+{
+#if defined(__TARGET_ARCH_x86)
+	return regs->si;
+#elif defined(__TARGET_ARCH_arm64)
+	return regs->regs[1];
+#endif
+}
+
 #endif /* COHORT_ARCH_BPF_H */

@@ -168,6 +168,7 @@ enum sleep_kind {
 	SLEEP_IO = 8, /* until I/O is done */
 	SLEEP_MEMORY = 16, /* until there is memory */
 	SLEEP_UNINTERRUPTIBLE = 32,
+	SLEEP_PAGE = 64, /* until a page of its VM's memory has come */
 };
 
 /* A stretch of time in which a vCPU, which was not halted, had no CPU. */
@@ -179,6 +180,7 @@ struct off_cpu {
 	u32 goes_on; /* it had not ended when this was read */
 	u32 sleep; /* bits of enum sleep_kind */
 	s64 syscall; /* in which it slept; -1: none */
+	u64 operation; /* the second argument of that */
 	struct taker taker; /* who had its CPU first, or last if it woke up */
 };
 

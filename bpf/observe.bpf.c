@@ -24,6 +24,7 @@ enum {
 	MAX_TAKERS = 16384, /* the least recent ones are forgotten */
 	VM_SLOTS = 65536, /* a power of two; used again after so many VMs */
 	SPIN_SAMPLE = 8, /* spin exits of which the time of one is taken */
+	INTERRUPT_NS = 2000000, /* most are handled in less */
 };
 
 /* Of kernels that stop tasks one by one when their cap is used up. */
@@ -36,6 +37,14 @@ struct task_struct___sleep {
 	unsigned int in_iowait : 1;
 	unsigned int in_memstall : 1;
 	unsigned int frozen : 1;
+} __attribute__((preserve_access_index));
+
+/* Of kernels whose KVM has pages brought while the vCPU that touched them is
+ * halted: by KVM, or by its guest, which KVM has told. */
+struct kvm_vcpu___page {
+	struct {
+		u32 queued;
+	} async_pf;
 } __attribute__((preserve_access_index));
 
 /* States of tasks that the kernel has as macros (include/linux/sched.h). */
@@ -64,6 +73,8 @@ struct observed {
 	u32 task_state; /* with which it left its CPU last */
 	u64 off_since_ns; /* it has no CPU, and was not halted then; 0: neither */
 	struct off_cpu off; /* what is known of that so far */
+	u64 page_since_ns; /* it stands still for pages, but for interrupts;
+			      0: it does not */
 	u64 taker; /* address of off.taker's task, never read without asking
 		      whether it is still that; 0: none */
 	bool spin_timed; /* KVM looks, in an exit whose time is taken, */
@@ -304,23 +315,36 @@ static void count_taker(struct observed *o, u64 waited_ns)
 
 /* ---- off the CPU ---- */
 
-/* From @now on @o's vCPU is without a CPU, though not halted. */
-static void off_begins(struct observed *o, u64 now)
+/* From @since on @o's vCPU is without a CPU, though not halted. */
+static void off_begins(struct observed *o, u64 since)
 {
 	__builtin_memset(&o->off, 0, sizeof(o->off));
 	o->off.syscall = -1;
 	o->off.taker.kind = TAKER_NONE;
 	o->taker = 0;
-	o->off_since_ns = now;
+	o->off_since_ns = since;
+}
+
+/* Does @vcpu, that KVM says is halted, stand still for pages that another task brings? */
+static bool waits_for_page(struct kvm_vcpu___kvm *vcpu)
+{
+	struct kvm_vcpu___page *of_page = (void *)vcpu;
+
+	return bpf_core_field_exists(of_page->async_pf.queued) &&
+	       kvm_read(of_page, async_pf.queued);
 }
 
 /* How @p, with @o, sleeps outside of the guest, or slept until just now. */
 static void note_sleep(struct task_struct *p, struct observed *o)
 {
 	struct task_struct___sleep *task = (void *)p;
+	struct kvm_vcpu___kvm *vcpu = vcpu_now(p, o);
 	struct off_cpu *off = &o->off;
+	struct pt_regs *regs;
 
-	off->sleep = vcpu_now(p, o) ? SLEEP_IN_KVM : 0;
+	off->sleep = vcpu ? SLEEP_IN_KVM : 0;
+	if (vcpu && kvm_read(vcpu, stat.generic.blocking))
+		off->sleep |= SLEEP_PAGE; /* or it would be halted */
 	if (o->task_state & (STATE_STOPPED | STATE_TRACED))
 		off->sleep |= SLEEP_STOPPED;
 	else if (o->task_state & STATE_UNINTERRUPTIBLE)
@@ -334,8 +358,9 @@ static void note_sleep(struct task_struct *p, struct observed *o)
 	if (bpf_core_field_exists(task->in_memstall) &&
 	    BPF_CORE_READ_BITFIELD(task, in_memstall))
 		off->sleep |= SLEEP_MEMORY;
-	off->syscall =
-		syscall_number((struct pt_regs *)bpf_task_pt_regs(p));
+	regs = (struct pt_regs *)bpf_task_pt_regs(p);
+	off->syscall = syscall_number(regs);
+	off->operation = second_argument(regs);
 }
 
 /* The time for which @o's vCPU has had no CPU, up to @now, is kept if it is the longest
@@ -392,6 +417,7 @@ static void begin(struct task_struct *p, struct observed *o,
 		halts_seen = true;
 	__builtin_memset(&o->halt, 0, sizeof(o->halt));
 	o->off_since_ns = 0;
+	o->page_since_ns = 0;
 	v->since_ns = now;
 	o->vcpu = (u64)vcpu;
 	o->vm = slot_of(p);
@@ -448,6 +474,7 @@ static void stops(struct task_struct *p, struct observed *o,
 {
 	struct vcpu_counters *v = &o->counters;
 	struct kvm_vcpu___kvm *vcpu;
+	bool blocks, for_page;
 
 	c->kvm = v->kvm;
 	c->pid = p->pid;
@@ -461,11 +488,15 @@ static void stops(struct task_struct *p, struct observed *o,
 	o->task_state = task_state;
 	if (task_state) {
 		vcpu = vcpu_now(p, o);
-		v->phase = vcpu && kvm_read(vcpu, stat.generic.blocking)
-				   ? PHASE_HALTED
-				   : PHASE_AWAY;
+		blocks = vcpu && kvm_read(vcpu, stat.generic.blocking);
+		for_page = blocks && waits_for_page(vcpu);
+		if (!for_page)
+			o->page_since_ns = 0;
+		else if (!o->page_since_ns || c->ran_ns > INTERRUPT_NS)
+			o->page_since_ns = now;
+		v->phase = blocks && !for_page ? PHASE_HALTED : PHASE_AWAY;
 		if (v->phase == PHASE_AWAY)
-			off_begins(o, now);
+			off_begins(o, for_page ? o->page_since_ns : now);
 		return;
 	}
 	off_begins(o, now);

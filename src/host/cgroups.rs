@@ -130,6 +130,10 @@ pub struct Level {
     pub throttled_us: u64,
     /// CPU time used in it and below it, us.
     pub used_us: u64,
+    /// How often tasks of it were held back as it had more memory than memory.high, or had to wait as it had memory.max.
+    pub over_high: u64,
+    /// See `over_high`.
+    pub at_max: u64,
 }
 
 impl Level {
@@ -140,6 +144,8 @@ impl Level {
             throttled: self.throttled.saturating_sub(earlier.throttled),
             throttled_us: self.throttled_us.saturating_sub(earlier.throttled_us),
             used_us: self.used_us.saturating_sub(earlier.used_us),
+            over_high: self.over_high.saturating_sub(earlier.over_high),
+            at_max: self.at_max.saturating_sub(earlier.at_max),
             ..self.clone()
         }
     }
@@ -164,6 +170,9 @@ pub fn levels<'a>(host: &Host, paths: impl IntoIterator<Item = &'a str>) -> Vec<
         let folder = root.join(path.strip_prefix("/").ok()?);
         let text = |name: &str| fs::read_to_string(folder.join(name)).ok();
         let stat = text("cpu.stat")?;
+        let memory = text("memory.events.local").unwrap_or_default();
+        let event = |key: &str| counter(&memory, key).unwrap_or(0);
+        let (over_high, at_max) = (event("high"), event("max"));
         let counter = |key: &str| counter(&stat, key).unwrap_or(0);
         Some(Level {
             path: path.to_string_lossy().into_owned(),
@@ -173,6 +182,8 @@ pub fn levels<'a>(host: &Host, paths: impl IntoIterator<Item = &'a str>) -> Vec<
             throttled: counter("nr_throttled"),
             throttled_us: counter("throttled_usec"),
             used_us: counter("usage_usec"),
+            over_high,
+            at_max,
         })
     };
     all.into_iter().filter_map(level).collect()
@@ -222,7 +233,7 @@ fn read(folder: &Path, id: u64, parent: Option<usize>) -> Option<CgroupReading> 
     })
 }
 
-/// What the counter `key` of a file cpu.stat says.
+/// What the counter `key` of a file such as cpu.stat says.
 fn counter(stat: &str, key: &str) -> Option<u64> {
     let mut pairs = stat.lines().filter_map(|line| line.split_once(' '));
     pairs.find(|(name, _)| *name == key)?.1.parse().ok()

@@ -15,6 +15,7 @@ pub mod paths;
 pub(crate) mod preflight;
 pub(crate) mod pressure;
 pub(crate) mod private;
+pub(crate) mod standing;
 pub mod threads;
 pub mod topology;
 pub(crate) mod vm_identity;

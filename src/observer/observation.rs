@@ -6,6 +6,7 @@ use crate::bpf::halt::HaltSight;
 use crate::bpf::{counts, intf};
 use crate::host::cgroups::Competition;
 use crate::host::pressure::Pressure;
+use crate::host::standing;
 use crate::host::vm_identity::{VmIdentity, distinct};
 use crate::observer::entitlement::{Group, WEIGHT_DEFAULT, bound_by_cpu_sets, entitlements_ns};
 use crate::observer::view::{
@@ -468,13 +469,14 @@ impl Gain {
 }
 
 /// How threads sleep, as words.
-const SLEEPS: [(intf::sleep_kind, &str); 6] = [
+const SLEEPS: [(intf::sleep_kind, &str); 7] = [
     (intf::sleep_kind_SLEEP_IN_KVM, "in-kvm"),
     (intf::sleep_kind_SLEEP_STOPPED, "stopped"),
     (intf::sleep_kind_SLEEP_FROZEN, "frozen"),
     (intf::sleep_kind_SLEEP_IO, "io"),
     (intf::sleep_kind_SLEEP_MEMORY, "memory"),
     (intf::sleep_kind_SLEEP_UNINTERRUPTIBLE, "uninterruptible"),
+    (intf::sleep_kind_SLEEP_PAGE, "page"),
 ];
 
 fn off_cpu(off: &intf::off_cpu, names: &Names<'_>) -> OffCpuView {
@@ -485,13 +487,14 @@ fn off_cpu(off: &intf::off_cpu, names: &Names<'_>) -> OffCpuView {
     };
     let comm: Vec<u8> = off.taker.comm.iter().map(|&byte| byte as u8).collect();
     let comm = comm.split(|&byte| byte == 0).next().unwrap_or_default();
+    let told = standing::is_told(off.syscall, off.operation).then(|| String::from("told"));
     OffCpuView {
         us: off.ns / 1000,
         ready_us: off.ready_ns / 1000,
         limited_us: off.limited_ns / 1000,
         until_ms: after.unix_ms.saturating_sub(since_ms),
         goes_on: off.goes_on,
-        sleep: SLEEPS.iter().filter_map(of_sleep).collect(),
+        sleep: SLEEPS.iter().filter_map(of_sleep).chain(told).collect(),
         syscall: off.syscall,
         taker: names.of(off.taker.kind, off.taker.id).1,
         taker_thread: String::from_utf8_lossy(comm).replace(char::is_control, "?"),

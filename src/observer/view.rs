@@ -148,7 +148,7 @@ pub struct OffCpuView {
     #[stat(desc = "1 if it went on, 0 if it had ended")]
     pub goes_on: u32,
     #[stat(
-        desc = "how its thread slept: in-kvm (inside KVM_RUN), stopped (by a signal), frozen, io, memory, uninterruptible; several, or none"
+        desc = "how its thread slept: in-kvm (inside KVM_RUN), page (of its memory has to come), stopped (by a signal), frozen, io, memory, uninterruptible, told (until another thread says so); several, or none"
     )]
     pub sleep: Vec<String>,
     #[stat(desc = "number of the system call in which its thread slept; -1 for none")]

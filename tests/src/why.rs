@@ -5,7 +5,6 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{self, Read, Write};
-use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitStatus, Stdio};
 use std::thread::{sleep, spawn};
@@ -13,10 +12,10 @@ use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use cohort::commands::compare::notify::Notifications;
-use cohort::host::threads::{self, Role, Thread};
+use cohort::host::threads::{self, Role};
 use cohort::process::exit::Exit;
 use cohort::process::wait::wait_for;
-use cohort_lab::inside::booted::{BootedGuest, GuestSpec, Workload};
+use cohort_lab::inside::booted::{BootedGuest, GuestSpec, Workload, start_all};
 use cohort_lab::inside::cgroup::{Cgroup, CpuMax};
 use cohort_lab::inside::info::cpu_list;
 use cohort_lab::inside::process::start;
@@ -53,6 +52,16 @@ pub const TESTS: &[Test] = &[
         "a_vmm_that_was_stopped_or_frozen_or_waits_in_the_kernel_is_not_the_schedulers_fault",
         not_the_scheduler,
     ),
+    (
+        "a_vcpu_whose_vmm_waits_for_a_slow_disk_is_told_so",
+        slow_disk,
+    ),
+    (
+        "a_vcpu_that_touches_memory_which_its_cgroup_is_short_of_is_told_so",
+        short_memory,
+    ),
+    ("a_vm_that_its_vmm_paused_is_told_so", paused),
+    ("a_vm_that_migrates_is_told_so_here_and_there", migrated),
     (
         "who_loses_by_a_weight_that_is_the_same_for_all_is_named_with_what_to_set",
         ratio,
@@ -216,12 +225,9 @@ fn main_loop_waits() -> Result<()> {
     let lab = lab()?;
     let (own, shared) = (lab.guest_cpus[0], lab.guest_cpus[1]);
     let guest = BootedGuest::start(&lab, GuestSpec::new("console", 1, Workload::new("busy")))?;
-    let folder = format!("/proc/{}", guest.pid());
     // Its main loop must have set everything up.
     wait_for("QEMU's vCPU at work", PATIENCE, || {
-        let threads = threads::of_vm(Path::new("/proc"), guest.pid());
-        let works = |it: &Thread| it.role == Role::Vcpu && it.ran_ns > 500_000_000;
-        Ok(threads.iter().any(works).then_some(()))
+        Ok((vcpu_ran_ns(&guest) > 500_000_000).then_some(()))
     })?;
     for thread in threads::of_vm(Path::new("/proc"), guest.pid()) {
         let cpu = if thread.role == Role::Vcpu {
@@ -232,12 +238,7 @@ fn main_loop_waits() -> Result<()> {
         // One that only sets something up may have ended.
         let _ = pin(thread.tid as i32, cpu);
     }
-    let command_line = fs::read_to_string(format!("{folder}/cmdline"))?;
-    let monitor = command_line
-        .split("unix:")
-        .nth(1)
-        .and_then(|it| it.split(',').next());
-    let mut monitor = UnixStream::connect(monitor.context("it has a monitor")?)?;
+    let mut monitor = guest.monitor()?;
     let mut answers = monitor.try_clone()?;
     spawn(move || io::copy(&mut answers, &mut io::sink()));
     spawn(move || {
@@ -348,6 +349,162 @@ fn not_the_scheduler() -> Result<()> {
     let found = look.end();
     guest.cgroup().set_frozen(false)?;
     found?["stalls"].is("warning", &["its cgroup was frozen", "not the scheduler"])
+}
+
+/// A booted guest of one vCPU, once it does what it is to do.
+fn booted(name: &str, workload: &str) -> Result<BootedGuest> {
+    let spec = GuestSpec::new(name, 1, Workload::new(workload));
+    let mut guests = start_all(&lab()?, vec![spec], PATIENCE)?;
+    guests.pop().context("it was started")
+}
+
+/// A disk in memory.
+struct Disk {
+    device: String,
+    _file: tempfile::NamedTempFile,
+}
+
+impl Disk {
+    fn new() -> Result<Self> {
+        let file = tempfile::NamedTempFile::new_in("/dev/shm")?;
+        file.as_file().set_len(1 << 20)?;
+        let status = Command::new("modprobe").arg("loop").status()?;
+        ensure!(status.success(), "modprobe loop: {status}");
+        let output = Command::new("losetup")
+            .args(["--find", "--show"])
+            .arg(file.path())
+            .output()?;
+        ensure!(output.status.success(), "losetup: {output:?}");
+        Ok(Self {
+            device: String::from_utf8(output.stdout)?.trim().to_owned(),
+            _file: file,
+        })
+    }
+
+    /// Its number for the kernel.
+    fn number(&self) -> Result<String> {
+        let name = self.device.trim_start_matches("/dev/");
+        Ok(fs::read_to_string(format!("/sys/block/{name}/dev"))?
+            .trim()
+            .to_owned())
+    }
+}
+
+impl Drop for Disk {
+    fn drop(&mut self) {
+        // The lab ends anyway.
+        let _ = Command::new("losetup")
+            .args(["--detach", &self.device])
+            .status();
+    }
+}
+
+/// A guest whose QEMU notes in a file why the guest exits, for people. To write there the first time it has to read a block of
+/// a disk, at 1 KiB/s, in the thread of the vCPU that exits.
+fn slow_disk() -> Result<()> {
+    let disk = Disk::new()?;
+    let guest = booted("logging", "busy")?;
+    let limit = format!("{} rbps=1024", disk.number()?);
+    guest.cgroup().limit("io", "io.max", &limit)?;
+    let look = Look::begin(&["logging", "--for", "8s"])?;
+    guest.ask(&format!("logfile {}", disk.device))?;
+    guest.ask("trace-event kvm_run_exit on")?;
+    // The guest's kernel prints that it knows of no reason.
+    guest.ask("nmi")?;
+    let found = look.end()?;
+    let words = [
+        "QEMU waited",
+        "for I/O in this vCPU's own thread, in the system call write",
+        "not the scheduler",
+    ];
+    found["stalls"].is("warning", &words)
+}
+
+/// A guest that boots, and so touches memory for the first time, in a cgroup that has more than it may already.
+fn short_memory() -> Result<()> {
+    let guest = BootedGuest::start(&lab()?, GuestSpec::new("short", 1, Workload::new("busy")))?;
+    wait_for("QEMU's vCPU at work", PATIENCE, || {
+        Ok((vcpu_ran_ns(&guest) > 500_000_000).then_some(()))
+    })?;
+    let look = Look::begin(&["short", "--for", "8s"])?;
+    guest.cgroup().limit("memory", "memory.high", "1M")?;
+    let found = look.end()?;
+    let words = [
+        "memory was short when it touched a page, as cgroup /lab/short has all that its memory.high allows",
+        "not the scheduler",
+    ];
+    found["stalls"].is("warning", &words)
+}
+
+/// A guest that QEMU stops, as it does for a snapshot or a migration, while somebody looks; and before somebody does.
+fn paused() -> Result<()> {
+    let guest = booted("paused", "busy")?;
+    let look = Look::begin(&["paused", "--for", "4s"])?;
+    guest.ask("stop")?;
+    let found = look.end()?;
+    found["stalls"].is(
+        "warning",
+        &[
+            "has been without a CPU for",
+            "the VM is paused",
+            "not the scheduler",
+        ],
+    )?;
+    let found = why(&["paused", "--for", "2s"])?;
+    found["stalls"].is("warning", &["the VM is paused", "not the scheduler"])
+}
+
+/// A migration in which the guest goes before its memory does. Then its source stands still, and with that the memory.
+fn migrated() -> Result<()> {
+    let source = booted("leaving", "fork")?;
+    let mut spec = GuestSpec::new("arriving", 1, Workload::new("fork"));
+    spec.qemu = ["-incoming", "defer"].map(String::from).to_vec();
+    let destination = BootedGuest::start(&lab()?, spec)?;
+    let folder = tempfile::tempdir()?;
+    let address = format!("unix:{}", folder.path().join("migration").display());
+    wait_for("QEMU's monitor", PATIENCE, || {
+        Ok(destination.monitor().is_ok().then_some(()))
+    })?;
+    for guest in [&source, &destination] {
+        guest.ask("migrate_set_capability postcopy-ram on")?;
+    }
+    destination.ask(&format!("migrate_incoming {address}"))?;
+    // Or all of its memory is there before it goes, or soon after.
+    for limit in ["max-bandwidth", "max-postcopy-bandwidth"] {
+        source.ask(&format!("migrate_set_parameter {limit} 1M"))?;
+    }
+    let look = Look::begin(&["arriving", "--for", "10s"])?;
+    source.ask(&format!("migrate -d {address}"))?;
+    source.ask("migrate_start_postcopy")?;
+    wait_for("the guest's arrival", PATIENCE, || {
+        Ok((vcpu_ran_ns(&destination) > 100_000_000).then_some(()))
+    })?;
+    let pid = Pid::from_raw(source.pid() as i32);
+    kill(pid, Signal::SIGSTOP)?;
+    let found = look.end();
+    let ran_ns = vcpu_ran_ns(&destination);
+    // Nor has the observer seen it run now.
+    let again = why(&["arriving", "--for", "3s"]);
+    kill(pid, Signal::SIGCONT)?;
+    let words = [
+        "a page that has to come from another process",
+        "a post-copy migration",
+        "not the scheduler",
+    ];
+    found?["stalls"].is("warning", &words)?;
+    again?["stalls"].is("warning", &words)?;
+    wait_for("that it goes on with its memory", PATIENCE, || {
+        Ok((vcpu_ran_ns(&destination) > ran_ns).then_some(()))
+    })?;
+    let found = why(&["leaving", "--for", "2s"])?;
+    found["stalls"].is("warning", &["the VM is paused", "not the scheduler"])
+}
+
+/// The CPU time that the vCPUs of `guest` have had.
+fn vcpu_ran_ns(guest: &BootedGuest) -> u64 {
+    let threads = threads::of_vm(Path::new("/proc"), guest.pid());
+    let vcpus = threads.iter().filter(|it| it.role == Role::Vcpu);
+    vcpus.map(|it| it.ran_ns).sum()
 }
 
 fn ratio() -> Result<()> {

@@ -6,6 +6,7 @@ use crate::host::cgroups::{self, Level};
 use crate::host::idle_states::{self, IdleState};
 use crate::host::kernel_log;
 use crate::host::paths::Host;
+use crate::host::standing;
 use crate::host::threads::{self, Role, Thread};
 use crate::observer::span::{Span, VmSpan};
 use crate::process::exit::{Exit, Failure};
@@ -48,6 +49,8 @@ pub struct Live {
     pub timers_are_fine: Option<bool>,
     /// How often CPUs entered each idle state.
     pub idle_states: BTreeMap<String, IdleState>,
+    /// Whether pages of the VM's memory are brought by another process.
+    pub userfaultfd: bool,
 }
 
 impl Facts {
@@ -158,6 +161,7 @@ impl Before {
             .is_ok_and(|value| value.trim() == "1"),
             timers_are_fine: timers_are_fine(host),
             idle_states: self.entered_since(host),
+            userfaultfd: standing::has_userfaultfd(&host.proc, facts.tgid),
         }
     }
 }

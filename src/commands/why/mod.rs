@@ -8,6 +8,7 @@ mod pinning;
 mod ratio;
 mod ready;
 mod stalls;
+mod still;
 mod stutter;
 mod throttled;
 mod vmm_threads;
@@ -110,6 +111,10 @@ pub(crate) fn gather(
         |(tgid, vm): &(&u32, &crate::observer::view::VmView)| vm.is_called(**tgid, &asked.vm);
     let begin = windows.vms();
     let called = begin.vms.iter().filter(is_called).map(|(&tgid, _)| tgid);
+    let mut called: Vec<u32> = called.collect();
+    if called.is_empty() {
+        called.extend(still::called(host, &asked.vm).map(|(tgid, _)| tgid));
+    }
     let before = Before::read(host, called);
     systemd::ready("Looking at this host");
     if !sleep_until(Instant::now() + length, &told_to_leave) {
@@ -117,6 +122,7 @@ pub(crate) fn gather(
     }
     let mut span = Span::default();
     span.add(&windows.advance()?);
+    still::add(&mut span, host, &asked.vm);
     let mut facts = Facts::pick(span, &asked.vm)?;
     facts.live = Some(before.until_now(host, &facts));
     Ok(Some(facts))

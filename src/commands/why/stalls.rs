@@ -83,11 +83,11 @@ pub fn cause(off: &OffCpuView, facts: &Facts) -> (String, String) {
             String::from("see throttled"),
         );
     }
-    slept(off)
+    slept(off, facts)
 }
 
 /// What a thread slept in that was ready for less than that.
-fn slept(off: &OffCpuView) -> (String, String) {
+fn slept(off: &OffCpuView, facts: &Facts) -> (String, String) {
     let time = duration(off.slept_us());
     let syscall = match arch::syscall(off.syscall) {
         Some(name) => format!("the system call {name}"),
@@ -95,45 +95,108 @@ fn slept(off: &OffCpuView) -> (String, String) {
     };
     let (cause, mend) = if off.slept("stopped") {
         (
-            format!("a signal or a debugger had stopped its process for {time}; not the scheduler"),
-            "kill -CONT PID, and find out who sends SIGSTOP or attaches to it",
+            format!("a signal or a debugger had stopped its process for {time}"),
+            String::from("kill -CONT PID, and find out who sends SIGSTOP or attaches to it"),
         )
     } else if off.slept("frozen") {
         (
-            format!("its cgroup was frozen for {time}; not the scheduler"),
-            "find out who writes cgroup.freeze there: a suspend or a backup",
+            format!("its cgroup was frozen for {time}"),
+            String::from("find out who writes cgroup.freeze there: a suspend or a backup"),
         )
-    } else if off.slept("in-kvm") {
-        let what = match (off.slept("memory"), off.slept("io")) {
-            (true, _) => "memory was short when it touched a page",
-            (_, true) => "it touched a page that had to be read first (swap, or a file)",
-            _ => "a page fault, a migration of its memory, or a lock of KVM",
-        };
+    } else if off.slept("in-kvm") || off.slept("page") {
+        let (what, mend) = in_kvm(off, facts);
         (
-            format!("the kernel kept it inside KVM for {time}: {what}; not the scheduler"),
-            "give the host memory and the VM none that is swapped (vmstat 1; memory.swap.max of its cgroup), and look for a migration",
+            format!("the kernel kept it inside KVM for {time}: {what}"),
+            mend,
         )
     } else if off.slept("io") {
         (
-            format!(
-                "QEMU waited {time} for I/O in this vCPU's own thread, in {syscall}; not the scheduler"
+            format!("QEMU waited {time} for I/O in this vCPU's own thread, in {syscall}"),
+            String::from(
+                "give its disks an iothread and aio=native or io_uring, and look at the storage (iostat -x 1)",
             ),
-            "give its disks an iothread and aio=native or io_uring, and look at the storage (iostat -x 1)",
+        )
+    } else if off.slept("told") {
+        (
+            format!(
+                "QEMU kept it waiting {time} until it is told to go on: the VM is paused (by its manager, a snapshot, a \
+                 migration, or as its disk had an error)"
+            ),
+            String::from("virsh domstate VM --reason says why it is paused; virsh resume VM"),
         )
     } else if off.syscall == arch::FUTEX {
         (
             format!(
-                "QEMU kept it waiting {time} for another of its threads, in {syscall} (the VM is paused, or the global mutex is held); not the scheduler"
+                "QEMU kept it waiting {time} for another of its threads, in {syscall} (the global mutex is held)"
             ),
-            "virsh domstate VM; if it runs, look what QEMU's main loop does (cat /proc/PID/stack, iostat -x 1)",
+            String::from(
+                "look what QEMU's main loop does (cat /proc/PID/stack, iostat -x 1); virsh domstate VM, as with a C library \
+                 before glibc 2.34 a paused VM looks the same",
+            ),
         )
     } else {
         (
-            format!("its thread slept in QEMU for {time}, in {syscall}; not the scheduler"),
-            "strace -fp PID shows what QEMU does there",
+            format!("its thread slept in QEMU for {time}, in {syscall}"),
+            String::from("strace -fp PID shows what QEMU does there"),
         )
     };
-    (cause, mend.to_owned())
+    (format!("{cause}; not the scheduler"), mend)
+}
+
+/// What the kernel waited for while it handled a vCPU's exit, and what to do.
+fn in_kvm(off: &OffCpuView, facts: &Facts) -> (String, String) {
+    let memory = "give the host memory and the VM none that is swapped (vmstat 1; memory.swap.max of its cgroup)";
+    if off.slept("memory") {
+        let short = "memory was short when it touched a page";
+        return match short_level(facts) {
+            Some((path, file)) => (
+                format!("{short}, as cgroup {path} has all that its {file} allows"),
+                format!("echo max > /sys/fs/cgroup{path}/{file}, or give the VM less memory"),
+            ),
+            None => (String::from(short), String::from(memory)),
+        };
+    }
+    if off.slept("io") {
+        return (
+            String::from("it touched a page that had to be read first (swap, or a file)"),
+            String::from(memory),
+        );
+    }
+    let comes_from_another = facts.live.as_ref().is_some_and(|live| live.userfaultfd);
+    if comes_from_another {
+        return (
+            String::from(
+                "it touched a page that has to come from another process (a userfaultfd: it arrives by a post-copy migration)",
+            ),
+            String::from(
+                "look at the migration: does its source still run, is its network slow (virsh domjobinfo VM, on the source)",
+            ),
+        );
+    }
+    if off.slept("page") {
+        return (
+            String::from(
+                "it touched a page that had to be brought first (from swap, a file, or by a post-copy migration)",
+            ),
+            format!("{memory}, and look for a migration"),
+        );
+    }
+    (
+        String::from("a page fault, a migration of its memory, or a lock of KVM"),
+        format!("{memory}, and look for a migration"),
+    )
+}
+
+/// The cgroup of the VM that has no more memory, and the file that says so.
+fn short_level(facts: &Facts) -> Option<(&str, &'static str)> {
+    let levels = &facts.live.as_ref()?.levels;
+    let worst = levels.iter().max_by_key(|it| it.over_high + it.at_max)?;
+    let file = match (worst.over_high, worst.at_max) {
+        (0, 0) => return None,
+        (high, max) if high >= max => "memory.high",
+        _ => "memory.max",
+    };
+    Some((&worst.path, file))
 }
 
 #[cfg(test)]
@@ -212,6 +275,8 @@ mod tests {
                 18,
                 "for I/O in this vCPU's own thread, in the system call pwrite64",
             ),
+            (&["in-kvm", "page"], 16, "had to be brought first"),
+            (&["told"], arch::FUTEX, "the VM is paused"),
             (&[], arch::FUTEX, "global mutex"),
             (&[], 999, "in system call 999"),
         ] {

@@ -41,7 +41,8 @@ fn split_locks(facts: &Facts, live: &Live) -> Option<Finding> {
     let own = |tid: &&u32| live.threads.iter().any(|thread| thread.tid == **tid);
     let caught = live.split_lock_threads.iter().flatten().filter(own).count();
     let off = &facts.all().longest_off_cpu;
-    let slept = match off.slept("in-kvm") && !off.slept("uninterruptible") {
+    let is_else = off.slept("uninterruptible") || off.slept("page");
+    let slept = match off.slept("in-kvm") && !is_else {
         true => format!(
             "; in {} a vCPU slept inside KVM for up to {}",
             facts.time(),
