@@ -157,19 +157,19 @@ static bool comes_before_own(const struct task_ctx *tc, const struct group *g,
 			    c->vtime + ran_ns);
 }
 
-/* Has the group of the woken @tc, which stands at @vtime, had less than the one of @share that has
- * the CPU and stands at @running? A vCPU waits for the VM's other threads: no margin for them. One whose
- * siblings want to run as well waits with them for their VM's turn, and ends no other's. */
-static bool comes_before(const struct task_ctx *tc, const struct group *g,
-			 u64 vtime, u64 running, u64 share)
+/* By how much the group of the woken @tc, @g, has to be behind the one of @share that has the CPU, to preempt that. A vCPU
+ * waits for the VM's other threads: no margin for them. One whose siblings want to run as well waits with them for
+ * their VM's turn, and ends no other's, unless their VM is behind by more than a turn. */
+static u64 preempting_margin(const struct task_ctx *tc, struct group *g,
+			     u64 share, u64 now)
 {
-	u64 margin = fair_charge(slice_ns / 8, share);
+	u32 together = nr_together(g);
 
 	if (is_vm(g) && !tc->is_vcpu)
-		margin = 0;
-	else if (is_vm(g) && nr_together(g) > 1)
-		return false;
-	return fair_preempts(vtime, running, margin);
+		return 0;
+	if (is_vm(g) && together > 1)
+		return slice_cost(g, now) * together;
+	return fair_charge(slice_ns / 8, share);
 }
 
 /* May somebody borrow @c? */
@@ -260,8 +260,8 @@ static __always_inline u32 reason_to_preempt(const struct task_ctx *tc,
 		return HINT_NONE;
 	if (c->rests)
 		return HINT_WAKE;
-	if (comes_before(tc, g, vtime, running_vtime(c, running, now),
-			 running->share))
+	if (fair_preempts(vtime, running_vtime(c, running, now),
+			  preempting_margin(tc, g, running->share, now)))
 		return HINT_WAKE;
 	return may_be_lent(c, now) &&
 			       may_borrow(tc, g, vtime,
