@@ -26,7 +26,7 @@ static void resched(struct cpu_state *c, s32 cpu, u64 now)
 	if (c->lent_pid && vtime_before(now, c->lent_until_ns))
 		set_alarm(cpu, c->lent_until_ns - now);
 	else
-		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+		kick_cpu(cpu, SCX_KICK_PREEMPT);
 }
 
 /*

@@ -64,8 +64,8 @@ static void wake_parked(void)
 		struct domain *d = lookup_domain(i);
 
 		if (d && d->nr_parked > 0 && d->cpus)
-			scx_bpf_kick_cpu(cpu_with(d, lowest_cpu(d->cpus)),
-					 SCX_KICK_PREEMPT);
+			kick_cpu(cpu_with(d, lowest_cpu(d->cpus)),
+				 SCX_KICK_PREEMPT);
 	}
 }
 

@@ -293,7 +293,7 @@ static __always_inline void preempt_for(const struct task_ctx *tc, s32 pid,
 	if (hint.reason == HINT_LOAN)
 		resched(c, cpu, now);
 	else
-		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+		kick_cpu(cpu, SCX_KICK_PREEMPT);
 }
 
 #endif /* COHORT_HINT_BPF_H */

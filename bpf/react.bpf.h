@@ -68,7 +68,7 @@ static void run_receiver(u32 queue, s32 pid, u64 now)
 	    vtime_before(now, last->until_ns))
 		return;
 	give_hint(c, &receiver);
-	scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+	kick_cpu(cpu, SCX_KICK_PREEMPT);
 }
 
 static void on_ipi(struct task_struct *p, struct kvm_vcpu___kvm *vcpu,
@@ -199,7 +199,7 @@ static int alarm_rings(void *map, u32 *cpu, struct timer *alarm)
 	c->yields_pid = 0;
 	if ((yields && gives_way(c, *cpu, tc, pid)) || c->leaves_hook ||
 	    c->lent_pid || c->samples)
-		scx_bpf_kick_cpu(*cpu, SCX_KICK_PREEMPT);
+		kick_cpu(*cpu, SCX_KICK_PREEMPT);
 	return 0;
 }
 

@@ -153,7 +153,7 @@ static bool take_quiet_cpu(const struct entity *e, u32 id, struct domain *d,
 		return false;
 	c->slot = id;
 	count_effect(MECH_HALTED);
-	scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+	kick_cpu(cpu, SCX_KICK_PREEMPT);
 	return true;
 }
 
@@ -211,14 +211,14 @@ static void sample(const struct task_ctx *tc, const struct domain *d, s32 cpu)
 		return;
 	c->samples = tc->rests_on || set_alarm(cpu, REST_LOOK_NS);
 	if (tc->rests_on)
-		scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+		kick_cpu(cpu, SCX_KICK_PREEMPT);
 }
 
 /* The vCPU that rests on @c, of @cpu, is to have that for a moment. */
 static void look_at_resting(struct cpu_state *c, s32 cpu)
 {
 	c->looks = 1;
-	scx_bpf_kick_cpu(cpu, SCX_KICK_PREEMPT);
+	kick_cpu(cpu, SCX_KICK_PREEMPT);
 }
 
 /* It was not looked at for long, and has not the turn. */

@@ -33,6 +33,7 @@
 #include "histogram.bpf.h"
 #include "signals.bpf.h"
 #include "state.bpf.h"
+#include "kick.bpf.h"
 #include "cap.bpf.h"
 #include "entity.bpf.h"
 #include "alarm.bpf.h"
@@ -172,7 +173,7 @@ static bool wake_idle_cpu(struct task_struct *p)
 	cpu = any ? scx_bpf_pick_idle_cpu(p->cpus_ptr, 0) : -EBUSY;
 	if (cpu < 0)
 		return false;
-	scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+	kick_cpu(cpu, SCX_KICK_IDLE);
 	return true;
 }
 
@@ -244,7 +245,7 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 	if (!e) {
 		c = lookup_cpu(cpu);
 		vtime = to.key + (c ? c->bound_offset : 0);
-		scx_bpf_kick_cpu(cpu, SCX_KICK_IDLE);
+		kick_cpu(cpu, SCX_KICK_IDLE);
 	} else if (wake_idle_cpu(p) ||
 		   take_quiet_cpu(e, to.queue, d, bit_of(cpu)) ||
 		   call_cpu(e, d, to.domain == domain_of(cpu) ? bit_of(cpu) : 0,
@@ -438,21 +439,17 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
  * A task that began to wait after this CPU's last look, and before the CPU was
  * marked as idle, would wait for nobody. An enqueue counts the task, then looks
  * for an idle CPU; this, after the mark, looks for counted tasks: one sees the
- * other. Once, as it may not be able to run here. Not if the CPU goes offline: it
- * becomes idle for the last time after its last interrupt, a kick would stay pending,
- * and whoever waits for that to end (the kernel, when it takes this scheduler out)
- * would wait for ever.
+ * other. Once, as it may not be able to run here.
  */
 void BPF_STRUCT_OPS(cohort_update_idle, s32 cpu, bool idle)
 {
 	struct domain *d = lookup_domain(domain_of(cpu));
 	struct cpu_state *c = lookup_cpu(cpu);
 
-	if (!idle || !c || !d || d->nr_waiting <= 0 || c->looked_again ||
-	    !(d->cpus & bit_of(cpu)))
+	if (!idle || !c || !d || d->nr_waiting <= 0 || c->looked_again)
 		return;
 	c->looked_again = 1;
-	scx_bpf_kick_cpu(cpu, 0);
+	kick_cpu(cpu, 0);
 }
 
 /* @p, with @tc, which runs on @c, calls sched_yield(): it comes behind whoever ran last in its
