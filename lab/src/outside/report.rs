@@ -203,8 +203,8 @@ fn ops(cells: &[&Cell], results: &[CellResult]) -> String {
         return rows;
     }
     format!(
-        "\nInstructions that Cohort's ops execute, on average per call; what the kernel does for them and around them is not in \
-         it.\n\n| cell | {} |\n|---|{}\n{rows}",
+        "\nInstructions that Cohort's ops execute, on average per call. The kernel's functions that they call are in it, and some 100 \
+         of counting.\n\n| cell | {} |\n|---|{}\n{rows}",
         HOT_OPS.join(" | "),
         "---|".repeat(HOT_OPS.len())
     )
