@@ -322,6 +322,14 @@ static bool is_apart(const struct task_struct *p, const struct task_ctx *tc,
 
 /* ---- waiting ---- */
 
+/* Does @tc wait for a CPU, and not until its cap is refilled? */
+static bool waits_for_cpu(const struct task_ctx *tc)
+{
+	u32 queue = tc->queue;
+
+	return queue && !(queue & PARKED_QUEUE);
+}
+
 /* A task is about to wait in @queue, before which nobody may look for it. */
 static void begins_to_wait(struct task_ctx *tc, u32 queue, struct domain *d)
 {

@@ -20,6 +20,8 @@ static s32 nr_in(u32 queue)
 	struct cpu_state *c;
 	struct entity *e;
 
+	if (queue & PARKED_QUEUE)
+		return 0;
 	if (queue & BOUND_QUEUE) {
 		c = lookup_cpu(queue & ~QUEUE_KINDS);
 		return c ? c->nr_bound : 0;
@@ -41,10 +43,11 @@ __noinline bool run_waiting(u32 queue, s32 pid, s32 cpu)
 {
 	struct task_struct *p;
 	bool moved = false;
+	s32 nr = nr_in(queue);
 	u32 seen = unknown_zero;
 
 	/* Nothing long is searched for one that has left. */
-	if (nr_in(queue) > TAKE_TRIES && has_left(pid, queue))
+	if (nr <= 0 || (nr > TAKE_TRIES && has_left(pid, queue)))
 		return false;
 	bpf_for_each(scx_dsq, p, queue, 0) {
 		if (p->pid != pid) {

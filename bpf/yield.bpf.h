@@ -56,7 +56,8 @@ __noinline int follow_chain(s32 pid, s32 cpu, struct choice *choice)
 		    !ipi_is_open(open_ipi_from(&next_tc->signals, pid), now,
 				 IPI_WINDOW_NS))
 			break;
-		step = ipi_step(next_tc->queue != 0, next_tc->run_at_ns != 0);
+		step = ipi_step(waits_for_cpu(next_tc),
+				next_tc->run_at_ns != 0);
 		if (step == IPI_TAKE && allowed) {
 			choice->pid = to;
 			choice->queue = next_tc->queue;
@@ -155,8 +156,7 @@ static s32 answer_offer(struct task_struct *from, struct task_ctx *giver,
 	bool begins = turn_begins(giver, scx_bpf_now());
 	struct yield_offer offer = {
 		.sibling = giver->group == taker->group && is_vm(g),
-		.ready = taker->queue && !(taker->queue & PARKED_QUEUE) &&
-			 !begins,
+		.ready = waits_for_cpu(taker) && !begins,
 		.allowed = bpf_cpumask_test_cpu(cpu, to->cpus_ptr),
 		.throttled = is_throttled(taker->cgroup_group),
 	};
