@@ -11,13 +11,14 @@
  * this CPU would work again, and the kernel, when it takes this scheduler out, would wait for ever. Who waits is found
  * when the turn ends.
  */
-static void kick_cpu(s32 cpu, u64 flags)
+__noinline int kick_cpu(s32 cpu, u64 flags)
 {
 	u32 here = bpf_get_smp_processor_id();
 	struct domain *d = lookup_domain(domain_of(here));
 
 	if (d && d->cpus & bit_of(here))
 		scx_bpf_kick_cpu(cpu, flags);
+	return 0;
 }
 
 #endif /* COHORT_KICK_BPF_H */
