@@ -237,11 +237,17 @@ __noinline u32 find_entity(u32 group_id, u32 domain_id)
 	return known ? *known : 0;
 }
 
+/* The entity that @tc belonged to last; NULL: none yet. */
+static struct entity *last_entity(const struct task_ctx *tc)
+{
+	return tc->entity ? lookup_entity(tc->entity) : NULL;
+}
+
 /* The entity of @tc's group in @domain_id; where there is no room for it, that of the
  * root. */
 static u32 entity_for(struct task_ctx *tc, u32 domain_id)
 {
-	struct entity *e = tc->entity ? lookup_entity(tc->entity) : NULL;
+	struct entity *e = last_entity(tc);
 	u32 id;
 
 	if (e && e->group == tc->group && e->domain == domain_id)

@@ -67,20 +67,20 @@ static bool runnable_here(const struct task_struct *p)
 /* ---- waking and waiting ---- */
 
 /*
- * Is @p, with @tc, a sibling of the vCPU that runs on @c, of this CPU, and wakes it by an IPI, to run here as soon as that halts? It is
- * one that halts at once after such an IPI, as a rule: who answers a request and waits for
- * the next one. It takes no CPU from anybody, and nothing has to be looked for.
+ * The vCPU @p, with @tc, is woken by a sibling, @waker, which runs on @c, of this CPU. If that is by an IPI, and the sibling halts
+ * at once after its IPIs, as a rule, @p is to run here as soon as it does: so it is with who answers a request and
+ * waits for the next one. It takes no CPU from anybody, and nothing has to be looked for.
  */
-static bool is_handed_over(struct task_struct *p, const struct task_ctx *tc,
-			   struct task_ctx *waker, const struct cpu_state *c,
-			   u64 now)
+static void hand_over(struct task_struct *p, const struct task_ctx *tc,
+		      struct task_ctx *waker, const struct cpu_state *c)
 {
 	if (waker->signals.ipi_to != p->pid || is_throttled(tc->cgroup_group))
-		return false;
-	waker->handed_at_ns = now;
-	return wake_hands_over(waker->halts_after_ns) && !c->lent_pid &&
-	       (!c->slot || c->slot == c->entity) &&
-	       !scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL);
+		return;
+	waker->handed_at_ns = scx_bpf_now();
+	if (wake_hands_over(waker->halts_after_ns) && !c->lent_pid &&
+	    (!c->slot || c->slot == c->entity) &&
+	    !scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL))
+		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, 0);
 }
 
 /* A CPU that the VM of the vCPU @p, with @tc, has in this turn, and on which none of it runs: best @prev_cpu; -1: there is
@@ -88,7 +88,7 @@ static bool is_handed_over(struct task_struct *p, const struct task_ctx *tc,
 static s32 lacking_cpu_for(struct task_struct *p, const struct task_ctx *tc,
 			   s32 prev_cpu)
 {
-	struct entity *e = tc->entity ? lookup_entity(tc->entity) : NULL;
+	struct entity *e = last_entity(tc);
 	struct domain *d = e ? lookup_domain(e->domain) : NULL;
 	u64 lacks;
 	s32 cpu;
@@ -123,8 +123,7 @@ static s32 waiting_place(struct task_struct *p, struct task_ctx *tc,
 	    domain_of(here) != domain_of(prev_cpu) ||
 	    !bpf_cpumask_test_cpu(here, p->cpus_ptr))
 		return prev_cpu;
-	if (is_handed_over(p, tc, waker, c, scx_bpf_now()))
-		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, 0);
+	hand_over(p, tc, waker, c);
 	return here;
 }
 
@@ -329,17 +328,10 @@ static void go_on(struct cpu_state *c, struct task_struct *p)
 	scx_bpf_task_set_slice(p, slice_ns);
 }
 
-/* How many tasks wait for whom @c is in this turn? */
-static s32 nr_for_slot(const struct cpu_state *c)
+/* Where those wait for whom @c, of @cpu, is in this turn; 0: it is nobody's. */
+static u32 slot_queue(const struct cpu_state *c, s32 cpu)
 {
-	struct entity *e;
-
-	if (!c->slot)
-		return 0;
-	if (c->slot == SLOT_BOUND)
-		return c->nr_bound;
-	e = lookup_entity(c->slot);
-	return e ? e->nr_waiting : 0;
+	return c->slot == SLOT_BOUND ? BOUND_QUEUE | cpu : c->slot;
 }
 
 /* Does @prev, with @tc, which ran on @c, stand before the first one that waits for whom @c
@@ -352,7 +344,7 @@ static bool stands_first(const struct cpu_state *c, s32 cpu,
 
 	if ((bound ? !c->bound : c->entity != c->slot) || tc->rests_on)
 		return false;
-	if (!head_vtime(bound ? BOUND_QUEUE | cpu : c->slot, &head))
+	if (!head_vtime(slot_queue(c, cpu), &head))
 		return true;
 	return vtime_before(bound ? c->bound_vtime + tc->bound_cost : tc->vtime,
 			    head);
@@ -367,16 +359,14 @@ static bool serve_slot(struct cpu_state *c, s32 cpu, struct domain *d,
 		go_on(c, prev);
 		return true;
 	}
-	if (c->slot == SLOT_BOUND)
-		return take_bound(c, cpu);
-	return take_of(c->slot, nr_for_slot(c), cpu, turn_length(d));
+	return take_of(slot_queue(c, cpu), cpu,
+		       c->slot == SLOT_BOUND ? 0 : turn_length(d));
 }
 
-/* @c, of @cpu in domain @domain_id, takes a task from elsewhere than its slot. */
-static bool fill_in(struct cpu_state *c, s32 cpu, struct domain *d,
-		    u32 domain_id, u64 now)
+/* @cpu, in domain @domain_id, takes a task from elsewhere than its slot. */
+static bool fill_in(s32 cpu, struct domain *d, u32 domain_id, u64 now)
 {
-	return take_bound(c, cpu) || take_next(d, domain_id, cpu, now) ||
+	return take_bound(cpu) || take_next(d, domain_id, cpu, now) ||
 	       pull_from_any(d, domain_id, cpu, now);
 }
 
@@ -425,14 +415,14 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		tc = NULL;
 	if (c->samples && gives_quiet_cpu(c, d, domain_id, cpu, now))
 		return;
-	waits = nr_for_slot(c) > 0;
+	waits = nr_in(slot_queue(c, cpu)) > 0;
 	if (looks(c, cpu, now) || follow_hints(c, cpu, waits, now) ||
 	    pulls(c, cpu, now) || (waits && serve_slot(c, cpu, d, prev, tc)))
 		return;
 	if (prev && tc)
 		go_on(c, prev);
 	else
-		fill_in(c, cpu, d, domain_id, now);
+		fill_in(cpu, d, domain_id, now);
 }
 
 /*

@@ -14,8 +14,8 @@ enum {
 	MAX_SIBLINGS = 256, /* waiting ones looked through for one */
 };
 
-/* How many tasks wait in @queue, of an entity or bound to a CPU? */
-static s32 nr_in(u32 queue)
+/* How many tasks wait in @queue, of an entity or bound to a CPU? 0: that of nobody. */
+__noinline s32 nr_in(u32 queue)
 {
 	struct cpu_state *c;
 	struct entity *e;
@@ -104,17 +104,19 @@ __noinline bool take_from(u32 queue, s32 cpu, u64 near_ns)
 	return moved;
 }
 
-/* The same of the @nr tasks that wait in @queue. One, as a rule: there is nothing to choose then. */
-static bool take_of(u32 queue, s32 nr, s32 cpu, u64 near_ns)
+/* The same, if any wait in @queue. One, as a rule: there is nothing to choose then. */
+static bool take_of(u32 queue, s32 cpu, u64 near_ns)
 {
+	s32 nr = nr_in(queue);
+
 	if (nr == 1)
 		return scx_bpf_dsq_move_to_local(queue, 0);
 	return nr > 1 && take_from(queue, cpu, near_ns);
 }
 
-static bool take_bound(const struct cpu_state *c, s32 cpu)
+static bool take_bound(s32 cpu)
 {
-	return take_of(BOUND_QUEUE | cpu, c->nr_bound, cpu, 0);
+	return take_of(BOUND_QUEUE | cpu, cpu, 0);
 }
 
 /* ---- who comes next ---- */
@@ -131,12 +133,8 @@ __noinline bool take_entry(u32 domain_id, s32 cpu)
 	bpf_for(i, 0, d->nr_entries) {
 		struct plan_entry *entry = &d->entries[i & (PLAN_ENTRIES - 1)];
 		u32 id = entry->entity;
-		struct entity *e;
 
-		if (!id || !(entry->cpus & bit))
-			continue;
-		e = lookup_entity(id);
-		if (e && take_of(id, e->nr_waiting, cpu, turn_length(d)))
+		if (id && entry->cpus & bit && take_of(id, cpu, turn_length(d)))
 			return true;
 	}
 	return false;
@@ -163,7 +161,7 @@ __noinline bool take_listed(u32 domain_id, s32 cpu, u64 now)
 		g = e ? lookup_group(e->group) : NULL;
 		if (!g)
 			break;
-		taken = take_of(id, e->nr_waiting, cpu, slice_ns);
+		taken = take_of(id, cpu, slice_ns);
 		/* Behind those that were not looked at. */
 		put_entity(id, e, group_vtime(g, now) + i);
 		if (taken)
@@ -185,12 +183,11 @@ static bool take_unbound(const struct domain *d, s32 cpu)
 }
 
 /* Run the only task that waits in @d, if it is of the entity in which one began to wait last. */
-static bool take_only(struct domain *d, s32 cpu)
+static bool take_only(const struct domain *d)
 {
 	u32 id = d->waited_last;
-	struct entity *e = id ? lookup_entity(id) : NULL;
 
-	return e && e->nr_waiting == 1 && scx_bpf_dsq_move_to_local(id, 0);
+	return nr_in(id) == 1 && scx_bpf_dsq_move_to_local(id, 0);
 }
 
 /* Run whoever comes next in domain @domain_id, @d, and may run on @cpu. */
@@ -198,7 +195,7 @@ static bool take_next(struct domain *d, u32 domain_id, s32 cpu, u64 now)
 {
 	if (d->nr_waiting <= 0)
 		return false;
-	if (d->nr_waiting == 1 && take_only(d, cpu))
+	if (d->nr_waiting == 1 && take_only(d))
 		return true;
 	return take_entry(domain_id, cpu) || take_listed(domain_id, cpu, now) ||
 	       take_unbound(d, cpu);

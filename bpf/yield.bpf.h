@@ -137,7 +137,7 @@ static void choose_sibling(struct task_ctx *giver, s32 pid, s32 cpu,
  * of them here has it run where another one's place is. */
 static bool turn_begins(const struct task_ctx *tc, u64 now)
 {
-	struct entity *e = tc->entity ? lookup_entity(tc->entity) : NULL;
+	struct entity *e = last_entity(tc);
 	struct domain *d = e ? lookup_domain(e->domain) : NULL;
 
 	return d && lacking_cpus(e, d) &&
@@ -192,7 +192,7 @@ static void hand_turn_on(struct cpu_state *c, struct group *g,
 /* Does a sibling of the spinning @tc wait for a CPU? */
 static bool sibling_waits(const struct task_ctx *tc)
 {
-	struct entity *e = tc->entity ? lookup_entity(tc->entity) : NULL;
+	struct entity *e = last_entity(tc);
 
 	return tc->is_vcpu && e && e->nr_waiting > 0;
 }
