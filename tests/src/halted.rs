@@ -79,6 +79,8 @@ struct Count {
     /// Had a CPU or waited for one, s.
     awake: f64,
     cycles: u64,
+    /// When the last of them began, in ticks of the guest's TSC.
+    began: u64,
     switches: u64,
 }
 
@@ -100,6 +102,7 @@ impl Count {
             in_guest: guest_time / CLOCK_TICKS,
             awake: (ran_ns + waited_ns) as f64 / 1e9,
             cycles: counters.progress,
+            began: counters.stamps[0],
             switches: switches.sum(),
         })
     }
@@ -110,6 +113,8 @@ struct Truth {
     elapsed_s: f64,
     in_guest_s: f64,
     awake_s: f64,
+    /// As many as there were between the begins of two, one about when the window began and one about when it ended. A
+    /// window has parts of cycles at its ends; counting them as whole ones would be wrong by up to a long cycle's work.
     cycles: f64,
     /// In which it worked by its own clock, if nothing came between.
     worked_s: f64,
@@ -166,10 +171,12 @@ fn watch(
     })?;
     let (elapsed_s, after) = (begin.elapsed().as_secs_f64(), counts()?);
     ensure!(!work_ticks.contains(&u64::MAX), "a vCPU has done no work");
+    let seconds = |ticks: u64| ticks as f64 / state.tsc_khz() as f64 / 1e3;
     let truth = vcpus.clone().map(|vcpu| {
         let (before, after) = (before[vcpu], after[vcpu]);
-        let cycles = (after.cycles - before.cycles) as f64;
-        let work_s = work_ticks[vcpu] as f64 / state.tsc_khz() as f64 / 1e3;
+        let each_s = seconds(after.began - before.began) / (after.cycles - before.cycles) as f64;
+        let cycles = elapsed_s / each_s;
+        let work_s = seconds(work_ticks[vcpu]);
         Truth {
             elapsed_s,
             in_guest_s: after.in_guest - before.in_guest,

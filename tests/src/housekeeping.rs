@@ -271,6 +271,8 @@ fn without() -> Result<()> {
 /// second.
 fn accounted_for() -> Result<()> {
     const MOST_MORE_MS: f64 = 10.0;
+    // Of the 4,000 ms that four CPUs have.
+    const MOST_MORE_WHERE_HLT_EXITS_MS: f64 = 0.2;
     let _counted = Setting::set(COUNTING, "1")?;
     let mut costs_ms = Vec::new();
     for (what, spec) in [
@@ -300,7 +302,7 @@ fn accounted_for() -> Result<()> {
     let [exits, exits_without, passed, passed_without] = costs_ms[..] else {
         bail!("not four costs");
     };
-    ensure!(exits < 1.03 * exits_without);
+    ensure!(exits < exits_without + MOST_MORE_WHERE_HLT_EXITS_MS);
     ensure!(passed < passed_without + MOST_MORE_MS);
     Ok(())
 }
