@@ -28,4 +28,14 @@ static inline u64 second_argument(struct pt_regs *regs)
 #endif
 }
 
+/* Did what entered the kernel with @regs come from user mode? */
+static inline bool is_from_user(struct pt_regs *regs)
+{
+#if defined(__TARGET_ARCH_x86)
+	return BPF_CORE_READ(regs, cs) & 3;
+#elif defined(__TARGET_ARCH_arm64)
+	return !(BPF_CORE_READ(regs, pstate) & 0xf);
+#endif
+}
+
 #endif /* COHORT_ARCH_BPF_H */

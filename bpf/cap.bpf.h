@@ -2,10 +2,14 @@
 /*
  * Caps: cpu.max of cgroups, those of single vCPUs included. A cgroup with a cap has a
  * budget, which a timer refills; what runs below it pays. A task below a cgroup whose
- * budget is used up is parked. Not here: the arithmetic (policy/fair.h).
+ * budget is used up is parked, once it is out of the kernel. Not here: the arithmetic
+ * (policy/fair.h).
  */
 #ifndef COHORT_CAP_BPF_H
 #define COHORT_CAP_BPF_H
+
+/* What the interrupt that is handled on a CPU interrupted; NULL: none is handled. */
+extern struct pt_regs *__irq_regs __ksym __weak;
 
 /* Groups with a cap of their own; 0 saves every charge the walk upwards. */
 u32 nr_capped;
@@ -34,6 +38,44 @@ __noinline bool is_throttled(u32 id)
 			return true;
 	}
 	return false;
+}
+
+/* Did the tick that is handled find @p in the kernel? Not a guest's. */
+static bool ticks_in_kernel(struct task_struct *p)
+{
+	struct pt_regs **regs;
+
+	if (p->flags & PF_VCPU)
+		return false;
+	if (!bpf_ksym_exists(&__irq_regs))
+		return true;
+	regs = bpf_this_cpu_ptr(&__irq_regs);
+	/* None: the kernel ticks for a CPU without ticks. */
+	return !*regs || !is_from_user(*regs);
+}
+
+/* The running @p, with @tc, is ticked: it stops if a cap says so. */
+static void obey_cap(struct task_struct *p, struct task_ctx *tc)
+{
+	if (!is_throttled(tc->cgroup_group)) {
+		tc->capped_at_ns = 0;
+		tc->parks = 0;
+		return;
+	}
+	if (!tc->capped_at_ns)
+		tc->capped_at_ns = tc->charged_ns;
+	tc->parks = cap_stops(ticks_in_kernel(p),
+			      tc->charged_ns - tc->capped_at_ns);
+	if (tc->parks)
+		scx_bpf_task_set_slice(p, 0);
+}
+
+/* Is @p, with @tc, parked rather than run? Who @woke holds no lock of the kernel if it is a
+ * vCPU that was halted. */
+static bool has_to_park(struct task_struct *p, struct task_ctx *tc, bool woke)
+{
+	return is_throttled(tc->cgroup_group) &&
+	       (woke ? is_halted(p) : tc->parks);
 }
 
 /* Pay @used_ns from the budgets of @id and all above it. */

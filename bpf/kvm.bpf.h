@@ -159,6 +159,14 @@ static inline struct kvm_vcpu___kvm *vcpu_of(struct task_struct *p)
 	return vcpu;
 }
 
+/* Does @p sleep, or has it just woken, as its vCPU is halted? */
+static inline bool is_halted(struct task_struct *p)
+{
+	struct kvm_vcpu___kvm *vcpu = vcpu_of(p);
+
+	return vcpu && kvm_read(vcpu, stat.generic.blocking);
+}
+
 /* The struct kvm whose vCPU @p runs right now, or 0. */
 static inline u64 running_kvm(struct task_struct *p)
 {

@@ -20,6 +20,7 @@
 #include <scx/common.bpf.h>
 #include <scx/compat.bpf.h>
 #include "intf.h"
+#include "arch.bpf.h"
 #include "policy/balance.h"
 #include "policy/fair.h"
 #include "policy/ipi.h"
@@ -154,7 +155,7 @@ s32 BPF_STRUCT_OPS(cohort_select_cpu, struct task_struct *p, s32 prev_cpu,
 	if (cpu < 0)
 		return tc && tc->is_vcpu ? waiting_place(p, tc, prev_cpu)
 					 : prev_cpu;
-	if (tc && !is_throttled(tc->cgroup_group))
+	if (tc && !has_to_park(p, tc, true))
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, 0);
 	return cpu;
 }
@@ -292,7 +293,7 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 		note_woken_by_ipi(tc, now);
 	if (!tc->ready_at_ns)
 		tc->ready_at_ns = now;
-	if (is_throttled(tc->cgroup_group))
+	if (has_to_park(p, tc, enq_flags & SCX_ENQ_WAKEUP))
 		park(p, tc, d, domain_id, enq_flags, now);
 	else
 		wait_for_cpu(p, tc, cpu, enq_flags, now);
@@ -411,7 +412,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		return;
 	if (has_to_unpark(d))
 		unpark(domain_id);
-	if (tc && is_throttled(tc->cgroup_group))
+	if (tc && has_to_park(prev, tc, false))
 		tc = NULL;
 	if (c->samples && gives_quiet_cpu(c, d, domain_id, cpu, now))
 		return;
@@ -657,6 +658,7 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 	tc->charged_ns = p->se.sum_exec_runtime;
 	tc->charged_at_ns = now;
 	tc->last_cpu = cpu;
+	tc->parks = 0;
 	if (c->lent_pid != p->pid)
 		c->lent_pid = 0;
 	if (tc->woke && !c->lent_pid)
@@ -767,8 +769,7 @@ void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 	charge(p, tc, d, now);
 	if (tc->halts_on_cpu)
 		sample(tc, d, cpu);
-	if (is_throttled(tc->cgroup_group))
-		scx_bpf_task_set_slice(p, 0);
+	obey_cap(p, tc);
 	g = tc->is_vcpu ? lookup_group(tc->group) : NULL;
 	if (g && is_vm(g) && now - g->parent_checked_ns > PARENT_FRESH_NS)
 		look_up_place(tc, g, now);

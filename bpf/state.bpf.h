@@ -284,6 +284,8 @@ struct task_ctx {
 	u64 vtime; /* ns of virtual time inside its group */
 	u64 bound_vtime; /* like a group's, by which it waits for one CPU */
 	u64 bound_cost; /* virtual time that it used since it waited */
+	u32 parks; /* it may be parked: it holds no lock of the kernel, or too long */
+	u64 capped_at_ns; /* charged_ns when its cap was found used up, 0: it is not */
 	u64 parked_at_ns; /* when it was parked, 0: it is not */
 	u64 throttled_ns; /* of its present waiting, parked */
 	u64 ready_at_ns; /* when it began to wait, 0: it does not */

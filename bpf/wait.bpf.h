@@ -162,6 +162,7 @@ static void park(struct task_struct *p, struct task_ctx *tc, struct domain *d,
 {
 	__sync_fetch_and_add(&d->nr_parked, 1);
 	tc->parked_at_ns = now;
+	tc->capped_at_ns = 0;
 	tc->queue = PARKED_QUEUE | domain_id;
 	scx_bpf_dsq_insert(p, PARKED_QUEUE | domain_id, slice_ns, enq_flags);
 	/* The refill may have come between. */

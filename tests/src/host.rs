@@ -249,7 +249,12 @@ impl HostLoad {
         Self::run(name, [command], cpus)
     }
 
-    fn run(name: &str, commands: impl IntoIterator<Item = Command>, cpus: &[u32]) -> Result<Self> {
+    /// Starts `commands` on `cpus`.
+    pub fn run(
+        name: &str,
+        commands: impl IntoIterator<Item = Command>,
+        cpus: &[u32],
+    ) -> Result<Self> {
         let cgroup = Cgroup::create(name)?;
         let children = commands
             .into_iter()

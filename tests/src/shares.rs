@@ -2,8 +2,10 @@
 //! Who gets how much CPU time. All subjects are confined to the lab's CPUs for guests; windows are 3 s long.
 
 use std::fs;
+use std::os::unix::fs::FileExt;
+use std::process::Command;
 use std::thread::sleep;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 use cohort::host::paths::Host;
@@ -11,6 +13,7 @@ use cohort::host::topology::Domains;
 use cohort::observer::view::quantile_us;
 use cohort_lab::inside::cgroup::{Cgroup, CpuMax};
 use cohort_micro::Spec;
+use tempfile::NamedTempFile;
 
 use crate::Test;
 use crate::host::{
@@ -31,6 +34,11 @@ pub const TESTS: &[Test] = &[
     ("a_host_cgroup_and_a_vm_share_by_weight", host_and_vm),
     ("a_cap_of_50_percent_holds", capped_vm),
     ("a_cap_above_a_vm_holds_for_it", capped_parent),
+    (
+        "who_holds_a_lock_of_the_kernel_is_not_stopped_by_a_cap",
+        cap_and_lock,
+    ),
+    ("a_cap_holds_for_who_never_leaves_the_kernel", cap_in_kernel),
     ("nice_counts_inside_a_cgroup", nice),
     (
         "pinned_vcpus_run_where_they_are_pinned_and_share_fairly",
@@ -215,6 +223,70 @@ fn capped_parent() -> Result<()> {
     let (vm, other) = (Guest::busy("above/capped", 2)?, Guest::busy("uncapped", 2)?);
     capped(&above, &vm, &other)?;
     drop(vm);
+    Ok(())
+}
+
+/// A process that does `what` again and again, in a cgroup that may use a tenth of a CPU.
+fn capped_perl(what: &str) -> Result<HostLoad> {
+    let mut command = Command::new("perl");
+    command.args(["-e", &format!("while (1) {{ {what} }}")]);
+    let load = HostLoad::run("capped", [command], &lab()?.guest_cpus)?;
+    load.cgroup().set_max(CpuMax::Quota {
+        quota_us: 10_000,
+        period_us: 100_000,
+    })?;
+    Ok(load)
+}
+
+/// By turns it writes 32 MiB into a file at once, for which it holds the file's lock, and computes, some milliseconds each;
+/// another one writes there too. If it were stopped in the middle of a write as its budget ends, the other one would wait
+/// until the next period, for 80 ms or so.
+fn cap_and_lock() -> Result<()> {
+    // One write of the other one takes 9 ms.
+    const LONGEST: Duration = Duration::from_millis(20);
+    let file = NamedTempFile::new()?;
+    let path = file.path().display();
+    let load = capped_perl(&format!(
+        "open $f, '+>', '{path}' unless $f; $b = 'x' x (32 << 20) unless $b; sysseek $f, 0, 0; syswrite $f, $b; for (1..100000) {{}}"
+    ))?;
+    let cohort = start_cohort()?;
+    sleep(PLACE_AGE);
+    let (mut longest, mut writes) = (Duration::ZERO, 0);
+    let usage_us = load.cgroup().usage_us()?;
+    let begin = Instant::now();
+    while begin.elapsed() < WINDOW {
+        let asked = Instant::now();
+        file.as_file().write_at(b"y", 0)?;
+        longest = longest.max(asked.elapsed());
+        writes += 1;
+        sleep(Duration::from_millis(1));
+    }
+    let used = (load.cgroup().usage_us()? - usage_us) as f64 / begin.elapsed().as_micros() as f64;
+    stop_cohort(cohort)?;
+    println!("    {writes} writes, the longest took {longest:?}; {used:.3} CPUs used");
+    ensure!(
+        longest < LONGEST,
+        "a write of one byte took {longest:?} beside one whose cap is used up"
+    );
+    ensure!(
+        (0.05..0.15).contains(&used),
+        "a cap of 0.1 CPUs gave {used:.3}"
+    );
+    Ok(())
+}
+
+/// It reads 64 MiB at once, which takes longer than it is let go on for.
+fn cap_in_kernel() -> Result<()> {
+    let load = capped_perl("open $f, '<', '/dev/zero' unless $f; sysread $f, $b, 64 << 20")?;
+    let cohort = start_cohort()?;
+    sleep(PLACE_AGE);
+    let used = load.cpu_times_ns(3 * WINDOW)?[0] as f64 / (3 * WINDOW).as_nanos() as f64;
+    stop_cohort(cohort)?;
+    println!("    {used:.3} CPUs used");
+    ensure!(
+        (0.08..0.12).contains(&used),
+        "a cap of 0.1 CPUs gave {used:.3}"
+    );
     Ok(())
 }
 

@@ -91,6 +91,15 @@ fn a_cap_never_makes_a_task_wait_longer_than_a_second_or_a_period() {
 }
 
 #[test]
+fn a_task_over_its_cap_stops_outside_the_kernel_or_when_it_had_its_grace() {
+    let grace_ns = CAP_GRACE_NS as u64;
+    let stops = |in_kernel, overdrawn_ns| unsafe { cap_stops(in_kernel, overdrawn_ns) };
+    assert!(stops(false, 0));
+    assert!(!stops(true, 0) && !stops(true, grace_ns - 1));
+    assert!(stops(true, grace_ns));
+}
+
+#[test]
 fn a_cgroup_of_one_process_is_told_from_one_of_two() {
     assert!(!one_process_of(&[]));
     assert!(one_process_of(&[4_194_303; 300]));
