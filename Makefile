@@ -8,7 +8,7 @@ CASE ?=
 MINUTES ?= 30
 C_FILES := $(wildcard bpf/*.c bpf/*.h bpf/policy/*.h lab/guest/*.c lab/guest/*.h)
 
-.PHONY: help setup build test mutants soak check demo bench deb install clean
+.PHONY: help setup build test mutants soak check arm demo bench deb install clean
 
 help: ## this list
 	@sed -n 's/^\([a-z]*\):.*## /\1\t/p' $(MAKEFILE_LIST) | expand -t 12
@@ -27,12 +27,15 @@ mutants: build ## faults put into the scheduler on purpose: does the test that e
 	@tests/mutants/run
 
 soak: build ## MINUTES=30: VMs come and go all the time, nothing may grow; in the lab
-	$(LAB) boot --timeout-s $$((60 * $(MINUTES) + 600)) -- sh -c "COHORT_SOAK_MINUTES=$(MINUTES) cohort-tests soak"
+	$(LAB) boot --quick --timeout-s $$((60 * $(MINUTES) + 600)) -- sh -c "COHORT_SOAK_MINUTES=$(MINUTES) cohort-tests soak"
 
 check: setup ## formatting and lints
 	$(CARGO) fmt --all --check
 	clang-format-19 --dry-run --Werror $(C_FILES)
 	$(CARGO) clippy --release --locked --workspace --all-targets -- -D warnings
+
+arm: setup ## compiles the program for arm64, where its observer is to run; wants rustup's target for it and gcc-aarch64-linux-gnu
+	$(CARGO) build --locked --package cohort --lib --target aarch64-unknown-linux-gnu
 
 demo: build ## three VMs on four CPUs, drawn and measured under the stock scheduler and under Cohort; in the lab
 	@if [ -t 1 ]; then color=--color; fi; \

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * A timer of each CPU, which ends what that CPU does for a short time: a loan, letting a vCPU
- * out of a hook, a look at a vCPU that rests. Not here: what happens then (react.bpf.h).
+ * A timer of each CPU, which ends what that CPU does for a short time: a loan, letting
+ * a vCPU out of a hook, a look at a vCPU that rests. Not here: what happens then
+ * (react.bpf.h).
  */
 #ifndef COHORT_ALARM_BPF_H
 #define COHORT_ALARM_BPF_H
@@ -19,8 +20,8 @@ static bool set_alarm(s32 cpu, u64 after_ns)
 	       !bpf_timer_start(&alarm->timer, after_ns, BPF_F_TIMER_CPU_PIN);
 }
 
-/* @c, of @cpu, is to look again what it runs: at once, or when who just woke there has had its
- * moment. */
+/* @c, of @cpu, is to look again what it runs: at once, or when who just woke there has
+ * had its moment. */
 static void resched(struct cpu_state *c, s32 cpu, u64 now)
 {
 	if (c->lent_pid && vtime_before(now, c->lent_until_ns))
@@ -31,8 +32,8 @@ static void resched(struct cpu_state *c, s32 cpu, u64 now)
 
 /*
  * Somebody else is to run on @c, of @cpu: does @p, with @tc, go on for a moment, as it
- * is in the middle of a hook? There it may not leave its CPU, and would wait for this one
- * while its siblings are elsewhere.
+ * is in the middle of a hook? There it may not leave its CPU, and would wait for this
+ * one while its siblings are elsewhere.
  */
 static bool leaves_hook(struct cpu_state *c, s32 cpu, struct task_struct *p,
 			const struct task_ctx *tc)

@@ -70,8 +70,8 @@ static void obey_cap(struct task_struct *p, struct task_ctx *tc)
 		scx_bpf_task_set_slice(p, 0);
 }
 
-/* Is @p, with @tc, parked rather than run? Who @woke holds no lock of the kernel if it is a
- * vCPU that was halted. */
+/* Is @p, with @tc, parked rather than run? Who @woke holds no lock of the kernel if it
+ * is a vCPU that was halted. */
 static bool has_to_park(struct task_struct *p, struct task_ctx *tc, bool woke)
 {
 	return is_throttled(tc->cgroup_group) &&

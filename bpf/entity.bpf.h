@@ -1,15 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * Entities: where a group's tasks wait in a domain, and the domain's tree, which holds
- * them in the order in which they come. Not here: what a group owes (group.bpf.h),
- * what is run when (plan.bpf.h, take.bpf.h).
+ * them in the order in which they come. Not here: what a group owes (group.bpf.h), what
+ * is run when (plan.bpf.h, take.bpf.h).
  *
  * Whoever takes an entity out of the tree has it alone, and puts it back. A key in the
- * tree may be out of date, as groups pay meanwhile: whoever takes an entity out reads the
- * group's virtual time anew.
+ * tree may be out of date, as groups pay meanwhile: whoever takes an entity out reads
+ * the group's virtual time anew.
  *
- * An entity is in the tree (listed) from when a task of it first waits or runs, until it
- * is taken out and has no task.
+ * An entity is in the tree (listed) from when a task of it first waits or runs, until
+ * it is taken out and has no task.
  */
 #ifndef COHORT_ENTITY_BPF_H
 #define COHORT_ENTITY_BPF_H
@@ -263,7 +263,8 @@ static u32 entity_for(struct task_ctx *tc, u32 domain_id)
 
 /* ---- which CPUs a task may have ---- */
 
-/* The CPUs of domain @domain_id that @p may run on by its affinity; inside a hook it may run on one. */
+/* The CPUs of domain @domain_id that @p may run on by its affinity; inside a hook it
+ * may run on one. */
 __noinline u64 cpus_of(struct task_struct *p __arg_trusted, u32 domain_id)
 {
 	struct domain *d = lookup_domain(domain_id);
@@ -283,8 +284,8 @@ __noinline u64 cpus_of(struct task_struct *p __arg_trusted, u32 domain_id)
 
 /*
  * @e is for tasks that may run on @cpus, if it has none. Meanwhile it is for nobody: a
- * task counts first, and compares then, so that one that is counted here has compared with
- * what stays.
+ * task counts first, and compares then, so that one that is counted here has compared
+ * with what stays.
  */
 static void adopt_cpus(struct entity *e, u64 cpus)
 {
@@ -297,8 +298,8 @@ static void adopt_cpus(struct entity *e, u64 cpus)
 	__sync_lock_test_and_set(&e->adopting, 0);
 }
 
-/* Finds where @p, which is about to count in @e, may run in domain @domain_id. If @e has no task
- * it is for these CPUs then. */
+/* Finds where @p, which is about to count in @e, may run in domain @domain_id. If @e
+ * has no task it is for these CPUs then. */
 static void find_cpus(struct task_struct *p, struct task_ctx *tc,
 		      struct entity *e, u32 domain_id)
 {
@@ -317,8 +318,8 @@ static void find_cpus(struct task_struct *p, struct task_ctx *tc,
 }
 
 /*
- * May @p, which counts in @e, run elsewhere than the others of its group in that domain? Such
- * tasks, which are few, wait for one CPU each.
+ * May @p, which counts in @e, run elsewhere than the others of its group in that
+ * domain? Such tasks, which are few, wait for one CPU each.
  */
 static bool is_apart(const struct task_struct *p, const struct task_ctx *tc,
 		     const struct entity *e)

@@ -222,9 +222,9 @@ static void charge(struct task_struct *p, struct task_ctx *tc,
 }
 
 /*
- * Where @g, without those that are apart, will stand when its running tasks have been charged for what they have
- * used by @now. At the end of a turn the CPUs come one after the other, and what the
- * others have not charged yet is as much as a turn.
+ * Where @g, without those that are apart, will stand when its running tasks have been
+ * charged for what they have used by @now. At the end of a turn the CPUs come one after
+ * the other, and what the others have not charged yet is as much as a turn.
  */
 static u64 group_vtime(struct group *g, u64 now)
 {
@@ -270,8 +270,9 @@ static u64 most_lag(const struct group *g, u64 cost)
 }
 
 /*
- * The only task of @g that wants to run, of those that are not apart, woke in @d. Sleep earns a group some slices at most, and
- * what it owes is forgiven beyond a bound. Other groups keep what they owe and are owed.
+ * The only task of @g that wants to run, of those that are not apart, woke in @d. Sleep
+ * earns a group some slices at most, and what it owes is forgiven beyond a bound. Other
+ * groups keep what they owe and are owed.
  */
 static void settle_vtime(struct group *g, const struct domain *d, u64 now)
 {
@@ -297,8 +298,8 @@ static u64 task_key(struct task_ctx *tc, struct group *g)
 
 /* ---- coming and going ---- */
 
-/* VM @g, whose home was @from (domain + 1; 0: none), has it in domain @to - 1 from now on, unless another CPU comes
- * first. */
+/* VM @g, whose home was @from (domain + 1; 0: none), has it in domain @to - 1 from now
+ * on, unless another CPU comes first. */
 static void set_home(struct group *g, u32 from, u32 to)
 {
 	struct domain *d;

@@ -1,7 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Hints: which task a CPU is to run next, why, and until when the hint counts. A task that wakes
- * and has had less than what runs gets a hint here. Not here: directed yields (yield.bpf.h).
+ * Hints: which task a CPU is to run next, why, and until when the hint counts. A task
+ * that wakes and has had less than what runs gets a hint here. Not here: directed
+ * yields (yield.bpf.h).
  */
 #ifndef COHORT_HINT_BPF_H
 #define COHORT_HINT_BPF_H
@@ -83,8 +84,8 @@ static void lend(struct cpu_state *c, s32 pid, u32 reason, u64 now)
 	lend_until(c, pid, reason, now + wake_loan_ns(slice_ns));
 }
 
-/* Serve the hint of @c, of @cpu, at @place, unless it is stale; its turn's entity, if one of its
- * tasks waits (@slot_waits), comes before a sibling in a turn of another. */
+/* Serve the hint of @c, of @cpu, at @place, unless it is stale; its turn's entity, if
+ * one of its tasks waits (@slot_waits), comes before a sibling in a turn of another. */
 __noinline bool follow_hint(struct cpu_state *c, u32 place, s32 cpu,
 			    bool slot_waits, u64 now)
 {
@@ -144,8 +145,8 @@ static bool follow_hints(struct cpu_state *c, s32 cpu, bool slot_waits, u64 now)
 
 /* ---- who wakes ---- */
 
-/* Has the woken @tc had less than the sibling, or the task of its cgroup, that runs on @c? In
- * a VM only its own threads come before vCPUs. */
+/* Has the woken @tc had less than the sibling, or the task of its cgroup, that runs on
+ * @c? In a VM only its own threads come before vCPUs. */
 static bool comes_before_own(const struct task_ctx *tc, const struct group *g,
 			     const struct cpu_state *c, u64 now)
 {
@@ -157,9 +158,10 @@ static bool comes_before_own(const struct task_ctx *tc, const struct group *g,
 			    c->vtime + ran_ns);
 }
 
-/* By how much the group of the woken @tc, @g, has to be behind the one of @share that has the CPU, to preempt that. A vCPU
- * waits for the VM's other threads: no margin for them. One whose siblings want to run as well waits with them for
- * their VM's turn, and ends no other's, unless their VM is behind by more than a turn. */
+/* By how much the group of the woken @tc, @g, has to be behind the one of @share that
+ * has the CPU, to preempt that. A vCPU waits for the VM's other threads: no margin for
+ * them. One whose siblings want to run as well waits with them for their VM's turn, and
+ * ends no other's, unless their VM is behind by more than a turn. */
 static u64 preempting_margin(const struct task_ctx *tc, struct group *g,
 			     u64 share, u64 now)
 {
@@ -178,8 +180,8 @@ static bool may_be_lent(const struct cpu_state *c, u64 now)
 	return is_on(MECH_WAKE) && !vtime_before(now, c->next_loan_ns);
 }
 
-/* Where the one stands from whom @c, which runs a task of @running, would be borrowed: that
- * task, or who goes on there after a moment. */
+/* Where the one stands from whom @c, which runs a task of @running, would be borrowed:
+ * that task, or who goes on there after a moment. */
 static u64 lender_vtime(const struct cpu_state *c, const struct group *running)
 {
 	struct entity *e = NULL;
@@ -194,8 +196,8 @@ static u64 lender_vtime(const struct cpu_state *c, const struct group *running)
 }
 
 /*
- * Is the woken @tc, of @g at @vtime, to have a CPU for a moment, out of turn? The one that has
- * it stands at @running, the domain's present at @present.
+ * Is the woken @tc, of @g at @vtime, to have a CPU for a moment, out of turn? The one
+ * that has it stands at @running, the domain's present at @present.
  */
 static bool may_borrow(const struct task_ctx *tc, struct group *g, u64 vtime,
 		       u64 running, u64 present)
@@ -209,9 +211,9 @@ static bool may_borrow(const struct task_ctx *tc, struct group *g, u64 vtime,
 }
 
 /*
- * @p, with @tc, of @g, woke and begins to run on @c, without a hint. A CPU's kernel thread has it
- * for a moment. So has who could have borrowed a CPU, though its turn may end meanwhile: it
- * would wait for all others' turns in the middle of little work.
+ * @p, with @tc, of @g, woke and begins to run on @c, without a hint. A CPU's kernel
+ * thread has it for a moment. So has who could have borrowed a CPU, though its turn may
+ * end meanwhile: it would wait for all others' turns in the middle of little work.
  */
 static void lend_on_waking(const struct task_struct *p,
 			   const struct task_ctx *tc, struct group *g,
@@ -224,8 +226,9 @@ static void lend_on_waking(const struct task_struct *p,
 		lend(c, p->pid, HINT_LOAN, tc->run_at_ns);
 }
 
-/* Thread @pid, with @tc, which waits in @queue, was stopped on @cpu: if it had that for a moment,
- * it comes next, as whoever stopped it, a kernel thread or one more that woke, has little to do. */
+/* Thread @pid, with @tc, which waits in @queue, was stopped on @cpu: if it had that for
+ * a moment, it comes next, as whoever stopped it, a kernel thread or one more that
+ * woke, has little to do. */
 static void resume_loan(struct task_ctx *tc, s32 pid, u32 queue, s32 cpu,
 			u64 now)
 {
@@ -244,8 +247,8 @@ static void resume_loan(struct task_ctx *tc, s32 pid, u32 queue, s32 cpu,
 	give_hint(c, &hint);
 }
 
-/* Why the woken @tc, of @g, which stands at @vtime among groups, is to have @c, which runs a
- * task: enum hint_reason. The @present is that of @c's domain. */
+/* Why the woken @tc, of @g, which stands at @vtime among groups, is to have @c, which
+ * runs a task: enum hint_reason. The @present is that of @c's domain. */
 static __always_inline u32 reason_to_preempt(const struct task_ctx *tc,
 					     struct group *g, u64 vtime,
 					     const struct cpu_state *c,
@@ -270,8 +273,8 @@ static __always_inline u32 reason_to_preempt(const struct task_ctx *tc,
 		       : HINT_NONE;
 }
 
-/* Thread @pid, of @g, which stands at @vtime, woke and waits in @queue. If it is to have CPU
- * @cpu, that is told. */
+/* Thread @pid, of @g, which stands at @vtime, woke and waits in @queue. If it is to
+ * have CPU @cpu, that is told. */
 static __always_inline void preempt_for(const struct task_ctx *tc, s32 pid,
 					u32 queue, struct group *g, s32 cpu,
 					u64 vtime, u64 present, u64 now)

@@ -200,7 +200,8 @@ static inline s32 thread_of_vcpu(struct kvm_vcpu___kvm *vcpu)
 	return pid ? bpf_core_cast(pid, struct pid)->numbers[0].nr : 0;
 }
 
-/* Was @vcpu, which is not running, in guest kernel mode? arm64's KVM does not note it. */
+/* Was @vcpu, which is not running, in guest kernel mode? arm64's KVM does not note
+ * it. */
 static inline bool was_in_guest_kernel(struct kvm_vcpu___kvm *vcpu)
 {
 	return vcpu && bpf_core_field_exists(vcpu->arch.preempted_in_kernel) &&

@@ -54,7 +54,8 @@ enum {
 	STATE_TRACED = 0x8,
 };
 
-/* Set by Rust: the class of tasks that a sched_ext scheduler has, 0: the kernel has none. */
+/* Set by Rust: the class of tasks that a sched_ext scheduler has, 0: the kernel has
+ * none. */
 const volatile u64 ext_sched_class_addr;
 
 /* What is kept with a vCPU's thread, and goes when that does. Written in the
@@ -265,7 +266,8 @@ static void end_phase(struct vcpu_counters *v, u64 now)
 	v->since_ns = now;
 }
 
-/* Who is @p, whose observed is @observed, that has a CPU? Its name is for name_taker(). */
+/* Who is @p, whose observed is @observed, that has a CPU? Its name is for
+ * name_taker(). */
 static void note_taker(struct taker *taker, struct task_struct *p,
 		       struct observed *observed)
 {
@@ -282,8 +284,8 @@ static void note_taker(struct taker *taker, struct task_struct *p,
 	taker->pid = p->pid;
 }
 
-/* The name of @taker's thread, whose task was at @address: that may be gone, or another's by
- * now. */
+/* The name of @taker's thread, whose task was at @address: that may be gone, or
+ * another's by now. */
 static void name_taker(struct taker *taker, u64 address)
 {
 	struct task_struct *p = (void *)address;
@@ -325,7 +327,8 @@ static void off_begins(struct observed *o, u64 since)
 	o->off_since_ns = since;
 }
 
-/* Does @vcpu, that KVM says is halted, stand still for pages that another task brings? */
+/* Does @vcpu, that KVM says is halted, stand still for pages that another task
+ * brings? */
 static bool waits_for_page(struct kvm_vcpu___kvm *vcpu)
 {
 	struct kvm_vcpu___page *of_page = (void *)vcpu;
@@ -364,8 +367,8 @@ static void note_sleep(struct task_struct *p, struct observed *o)
 }
 
 /* The time for which @o's vCPU has had no CPU, up to @now, is kept if it is the longest
- * since it was read; @prev, whose observed is @before, had the CPU that it gets, NULL: it
- * gets none yet. */
+ * since it was read; @prev, whose observed is @before, had the CPU that it gets, NULL:
+ * it gets none yet. */
 static void keep_longest(struct observed *o, struct task_struct *prev,
 			 struct observed *before, u64 now)
 {

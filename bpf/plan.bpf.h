@@ -5,8 +5,9 @@
  * them takes its task in its next dispatch, from where its slot points. Not here: the
  * arithmetic (policy/plan.h), what a CPU takes when (take.bpf.h).
  *
- * Nobody waits for a plan: until it is made, CPUs go on with what they run. A plan looks at
- * each CPU of its domain, and at about twice as many entities as there are CPUs.
+ * Nobody waits for a plan: until it is made, CPUs go on with what they run. A plan
+ * looks at each CPU of its domain, and at about twice as many entities as there are
+ * CPUs.
  */
 #ifndef COHORT_PLAN_BPF_H
 #define COHORT_PLAN_BPF_H
@@ -28,8 +29,8 @@ static u64 lacking_cpus(const struct entity *e, const struct domain *d)
 	return planned_cpus(e, d) & ~e->running;
 }
 
-/* Nobody stands farther behind in the tree of @d: who has waited too long is seen in time, as
- * virtual time is no slower than the clock where groups compete. */
+/* Nobody stands farther behind in the tree of @d: who has waited too long is seen in
+ * time, as virtual time is no slower than the clock where groups compete. */
 static u64 last_place(const struct domain *d)
 {
 	return d->present + starved_ns;
@@ -87,9 +88,9 @@ static u64 bound_share_of(struct task_struct *p, u64 now)
 	return g ? share_apart(g, now) : 0;
 }
 
-/* Where those bound to @c, of @share in all, stand among groups, if by their own clock they stand at
- * @vtime. That clock may run at another pace, as it is this CPU's only: they owe and are owed no more
- * than a group. */
+/* Where those bound to @c, of @share in all, stand among groups, if by their own clock
+ * they stand at @vtime. That clock may run at another pace, as it is this CPU's only:
+ * they owe and are owed no more than a group. */
 static u64 place_bound(const struct domain *d, struct cpu_state *c, u64 vtime,
 		       u64 share)
 {
@@ -187,8 +188,8 @@ __noinline u32 add_entity(u32 domain_id, u32 n, u32 id, u64 now)
 
 /* ---- who has which CPU ---- */
 
-/* Of the CPUs @free of @d those that whoever may run elsewhere takes first: where a vCPU rests, or is
- * halted often, or where those that are bound have had more. */
+/* Of the CPUs @free of @d those that whoever may run elsewhere takes first: where a
+ * vCPU rests, or is halted often, or where those that are bound have had more. */
 static u64 preferred(const struct domain *d, u64 free)
 {
 	if (free & d->resting)
@@ -258,8 +259,8 @@ static void leave_out(struct domain *d, u64 vtime)
 	d->out_vtime = vtime;
 }
 
-/* Entry @i of the plan has CPUs of @free; returns those that are left. In the @first_pass
- * those are left out for whom there are too few. */
+/* Entry @i of the plan has CPUs of @free; returns those that are left. In the
+ * @first_pass those are left out for whom there are too few. */
 __noinline u64 serve_entry(u32 domain_id, u32 i, u64 free, bool first_pass)
 {
 	struct domain *d = lookup_domain(domain_id);
@@ -328,8 +329,9 @@ __noinline u64 serve_entries(u32 domain_id, u32 n, u64 free)
 
 /* ---- before and after ---- */
 
-/* Of the @n entries of bound tasks, those that have had more than the mean: their CPUs are given to others
- * first. So of tasks that are bound to a CPU each, none loses more than another. */
+/* Of the @n entries of bound tasks, those that have had more than the mean: their CPUs
+ * are given to others first. So of tasks that are bound to a CPU each, none loses more
+ * than another. */
 static void find_spare(struct domain *d, u32 n)
 {
 	u64 mean, bound = 0;
@@ -426,9 +428,9 @@ static void set_short(struct domain *d, bool is_short)
 	__sync_fetch_and_add(&nr_short, is_short ? 1 : -1);
 }
 
-/* Group @id has all the CPUs of @d that it can use: it is owed no more than a bound. Who has
- * not keeps all that it is owed. The present does not count here: if all that take part come from
- * other domains, they may be far behind it. */
+/* Group @id has all the CPUs of @d that it can use: it is owed no more than a bound.
+ * Who has not keeps all that it is owed. The present does not count here: if all that
+ * take part come from other domains, they may be far behind it. */
 static void bound_credit(const struct domain *d, u32 id, u64 now)
 {
 	struct group *g = lookup_group(id);
@@ -527,8 +529,8 @@ static void time_turn(u32 domain_id, u64 after_ns)
 }
 
 /*
- * A task runs on @c, of @cpu in @d, instead of a vCPU that rests. Plans are made there from now on, not where a
- * vCPU works: the timer is its who starts it.
+ * A task runs on @c, of @cpu in @d, instead of a vCPU that rests. Plans are made there
+ * from now on, not where a vCPU works: the timer is its who starts it.
  */
 static void plan_here(struct domain *d, const struct cpu_state *c, s32 cpu,
 		      u64 now)
@@ -555,8 +557,8 @@ static void begin_turns(u32 domain_id, struct domain *d, u64 now)
 /* ---- other domains ---- */
 
 /*
- * Is the group that domain @from left out to have CPUs of @d instead? Virtual time is common
- * to all domains, so it tells which of two is the more crowded one.
+ * Is the group that domain @from left out to have CPUs of @d instead? Virtual time is
+ * common to all domains, so it tells which of two is the more crowded one.
  */
 static bool is_worth_moving(const struct domain *d, const struct domain *from,
 			    struct group *g, bool idle, u64 now)
@@ -570,8 +572,8 @@ static bool is_worth_moving(const struct domain *d, const struct domain *from,
 	return vtime_before(from->left_vtime + margin, d->served_vtime);
 }
 
-/* The group that domain @from left out comes to @d, domain @domain_id: a VM as a whole, when
- * its tasks begin to wait the next time; of another group one task now. */
+/* The group that domain @from left out comes to @d, domain @domain_id: a VM as a whole,
+ * when its tasks begin to wait the next time; of another group one task now. */
 static void move_here_from(struct domain *d, u32 domain_id, u32 from,
 			   struct group *g, u64 free)
 {
@@ -588,7 +590,8 @@ static void move_here_from(struct domain *d, u32 domain_id, u32 from,
 		c->pull_from = from + 1;
 }
 
-/* CPUs of domain @domain_id that tasks of group @group_id may use, as far as that is known. */
+/* CPUs of domain @domain_id that tasks of group @group_id may use, as far as that is
+ * known. */
 static u64 usable_cpus(u32 group_id, u32 domain_id)
 {
 	struct entity_key key = { .group = group_id, .domain = domain_id };
@@ -598,9 +601,9 @@ static u64 usable_cpus(u32 group_id, u32 domain_id)
 	return e && e->cpus ? e->cpus : ~0ULL;
 }
 
-/* The turn of domain @domain_id leaves the CPUs @free to nobody. Once per turn it looks into
- * another one: is somebody to come from there? Or is that to look here? A VM moves as a whole, so what is free has to be enough
- * for all of it. */
+/* The turn of domain @domain_id leaves the CPUs @free to nobody. Once per turn it looks
+ * into another one: is somebody to come from there? Or is that to look here? A VM moves
+ * as a whole, so what is free has to be enough for all of it. */
 __noinline int look_far(u32 domain_id, u64 free, u64 now)
 {
 	struct domain *d = lookup_domain(domain_id), *from;
@@ -651,7 +654,8 @@ static void make_plan(u32 domain_id, u64 now)
 	__sync_lock_test_and_set(&d->planning, 0);
 }
 
-/* Does somebody wait for a CPU of @d, or is one left out in another domain, who may come? */
+/* Does somebody wait for a CPU of @d, or is one left out in another domain, who may
+ * come? */
 static bool is_crowded(const struct domain *d)
 {
 	return d->nr_waiting > 0 || nr_short;

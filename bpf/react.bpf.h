@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What the scheduler does about what observe.bpf.h sees. It keeps which vCPU waits for which,
- * until that has answered. It finds a sibling to run where KVM finds none. And what happens
- * when a CPU's alarm rings.
+ * What the scheduler does about what observe.bpf.h sees. It keeps which vCPU waits for
+ * which, until that has answered. It finds a sibling to run where KVM finds none. And
+ * what happens when a CPU's alarm rings.
  */
 #ifndef COHORT_REACT_BPF_H
 #define COHORT_REACT_BPF_H
@@ -26,8 +26,8 @@ static void ipi_waits_for_cpu(struct task_ctx *tc, struct group *g, u64 now)
 
 /*
  * The IPI is for thread @pid, which waits in @queue while siblings have CPUs: it has
- * one of these, but not the sender's. By itself KVM offers nothing until the sender has spun for
- * long enough to leave the guest.
+ * one of these, but not the sender's. By itself KVM offers nothing until the sender has
+ * spun for long enough to leave the guest.
  */
 static void run_receiver(u32 queue, s32 pid, u64 now)
 {
@@ -184,8 +184,8 @@ static void on_spin_end(struct task_struct *p)
 		c->yields_pid = 0;
 }
 
-/* The alarm of CPU @cpu rings. A task that runs elsewhere since may have set it: then there
- * is nothing to do. */
+/* The alarm of CPU @cpu rings. A task that runs elsewhere since may have set it: then
+ * there is nothing to do. */
 static int alarm_rings(void *map, u32 *cpu, struct timer *alarm)
 {
 	struct task_ctx *tc = lookup_task_may_fail(bpf_get_current_task_btf());

@@ -1,13 +1,14 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * vCPUs that halt on their CPUs, as their HLT does not exit, and are bound to them. One that
- * rests leaves its CPU to others, and has it back as soon as it may have to work. Not here:
- * how long it halted (halt.bpf.h), when it rests (policy/rest.h).
+ * vCPUs that halt on their CPUs, as their HLT does not exit, and are bound to them. One
+ * that rests leaves its CPU to others, and has it back as soon as it may have to work.
+ * Not here: how long it halted (halt.bpf.h), when it rests (policy/rest.h).
  *
- * A guest that halts cannot say that it wakes. Where KVM delivers an interrupt for it, that is
- * seen. Then the vCPU is looked at: it has its CPU for 50 us, and keeps it if it works. Where
- * hardware delivers interrupts, or the guest waits for a write to memory (MWAIT), nothing is
- * seen: so each vCPU that rests is also looked at every 10 ms or so.
+ * A guest that halts cannot say that it wakes. Where KVM delivers an interrupt for it,
+ * that is seen. Then the vCPU is looked at: it has its CPU for 50 us, and keeps it if
+ * it works. Where hardware delivers interrupts, or the guest waits for a write to
+ * memory (MWAIT), nothing is seen: so each vCPU that rests is also looked at every 10
+ * ms or so.
  */
 #ifndef COHORT_REST_BPF_H
 #define COHORT_REST_BPF_H
@@ -78,7 +79,8 @@ static void forget_halts(struct task_ctx *tc)
 		note_often(d, tc->last_cpu, false);
 }
 
-/* MPERF is that of the CPU on which a program runs, which as a rule is the one whose task it looks at. */
+/* MPERF is that of the CPU on which a program runs, which as a rule is the one whose
+ * task it looks at. */
 static bool is_here(s32 cpu)
 {
 	return bpf_get_smp_processor_id() == (u32)cpu;
@@ -93,8 +95,8 @@ static void begin_count(struct task_ctx *tc, s32 cpu, u64 now)
 		halt_begins(&tc->halt, now);
 }
 
-/* The vCPU @p, with @tc, of @g, which runs, is asked what it did since it was asked last. Returns how
- * long it was halted, ns. */
+/* The vCPU @p, with @tc, of @g, which runs, is asked what it did since it was asked
+ * last. Returns how long it was halted, ns. */
 static u64 count_halted(struct task_struct *p, struct task_ctx *tc,
 			struct group *g, u64 now)
 {
@@ -134,8 +136,8 @@ static void leave_rest(struct cpu_state *c, struct domain *d, s32 cpu, u64 now)
 	c->looked_ns = now;
 }
 
-/* A CPU of @d that @e may use and whose vCPU rests there is for @e in this turn; false: there is
- * none. */
+/* A CPU of @d that @e may use and whose vCPU rests there is for @e in this turn; false:
+ * there is none. */
 static bool take_quiet_cpu(const struct entity *e, u32 id, struct domain *d,
 			   u64 here)
 {
@@ -158,9 +160,9 @@ static bool take_quiet_cpu(const struct entity *e, u32 id, struct domain *d,
 }
 
 /*
- * A task of @e, of @g, waits in @d, where no vCPU rests that is known to. If one does as a rule, that is found
- * out within a tick, so that the task takes nothing from those that work. It is not for VMs,
- * nor for cgroups of more than the usual weight.
+ * A task of @e, of @g, waits in @d, where no vCPU rests that is known to. If one does
+ * as a rule, that is found out within a tick, so that the task takes nothing from those
+ * that work. It is not for VMs, nor for cgroups of more than the usual weight.
  */
 static bool waits_for_rest(struct entity *e, const struct domain *d,
 			   const struct group *g)
@@ -174,8 +176,8 @@ static bool waits_for_rest(struct entity *e, const struct domain *d,
 	return true;
 }
 
-/* A CPU of @d that @e may use and whose vCPU rests, but which others have: @cpu, if it is one; -1:
- * there is none. */
+/* A CPU of @d that @e may use and whose vCPU rests, but which others have: @cpu, if it
+ * is one; -1: there is none. */
 static s32 cpu_of_resting(const struct entity *e, const struct domain *d,
 			  s32 cpu)
 {
@@ -185,8 +187,8 @@ static s32 cpu_of_resting(const struct entity *e, const struct domain *d,
 		       : -1;
 }
 
-/* Of the CPUs @free of @d, those that @e may have: in its first turn of waiting only those whose vCPUs rest,
- * and where it runs. */
+/* Of the CPUs @free of @d, those that @e may have: in its first turn of waiting only
+ * those whose vCPUs rest, and where it runs. */
 static u64 patient_cpus(const struct entity *e, const struct domain *d,
 			u64 free)
 {
@@ -201,8 +203,8 @@ static bool others_wait(const struct domain *d)
 	return d->nr_waiting > (s32)cpus_in(d->resting & ~d->quiet);
 }
 
-/* The vCPU @tc, which runs on @cpu, was just asked what it did since the last tick. If it rests as a rule and
- * somebody waits, it is asked again in a moment. */
+/* The vCPU @tc, which runs on @cpu, was just asked what it did since the last tick. If
+ * it rests as a rule and somebody waits, it is asked again in a moment. */
 static void sample(const struct task_ctx *tc, const struct domain *d, s32 cpu)
 {
 	struct cpu_state *c = lookup_cpu(cpu);
@@ -228,7 +230,8 @@ static bool has_to_look(const struct cpu_state *c, u64 now)
 	       now - c->looked_ns > REST_LOOK_EACH_NS;
 }
 
-/* An interrupt is there for @vcpu. If that rests and waits for its CPU, that looks at it. */
+/* An interrupt is there for @vcpu. If that rests and waits for its CPU, that looks at
+ * it. */
 SEC("?fentry/__kvm_vcpu_kick")
 int BPF_PROG(vcpu_kicked, struct kvm_vcpu___kvm *vcpu)
 {

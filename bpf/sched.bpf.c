@@ -1,21 +1,21 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
- * The sched_ext ops: when a task waits, which one a CPU runs next and how long.
- * Each op is a short list of reasons; the arithmetic is in policy/.
+ * The sched_ext ops: when a task waits, which one a CPU runs next and how long. Each op
+ * is a short list of reasons; the arithmetic is in policy/.
  *
  * The idea. CPU time is divided between groups first: VMs, and the cgroups of
  * everything else. While tasks wait, each domain (CPUs with one cache) has turns: at
  * the begin of each, a plan gives its CPUs to groups, in the order of what they had,
- * and to each as many as it has tasks that want to run (plan.bpf.h). So a VM's vCPUs run
- * at the same time. What a vCPU gives up, in a directed yield or by sleeping, goes to a
- * sibling first: the CPU is its VM's until the turn ends.
+ * and to each as many as it has tasks that want to run (plan.bpf.h). So a VM's vCPUs
+ * run at the same time. What a vCPU gives up, in a directed yield or by sleeping, goes
+ * to a sibling first: the CPU is its VM's until the turn ends.
  *
- * Example. VMs A and B, two vCPUs each, on two CPUs. In A's turn A0 spins on a lock that
- * A1 holds: it runs, as both CPUs are A's, and the lock is free in a moment. Were there
- * one CPU, KVM would see A0's pause-loop exit and offer A1 to ops.yield(), which
+ * Example. VMs A and B, two vCPUs each, on two CPUs. In A's turn A0 spins on a lock
+ * that A1 holds: it runs, as both CPUs are A's, and the lock is free in a moment. Were
+ * there one CPU, KVM would see A0's pause-loop exit and offer A1 to ops.yield(), which
  * gives the CPU a hint and ends A0's slice: A1 runs for what is left of the turn,
- * releases the lock, and A's virtual time is where it would have been had A0 spun on.
- * B notices nothing.
+ * releases the lock, and A's virtual time is where it would have been had A0 spun on. B
+ * notices nothing.
  */
 #include <scx/common.bpf.h>
 #include <scx/compat.bpf.h>
@@ -68,9 +68,10 @@ static bool runnable_here(const struct task_struct *p)
 /* ---- waking and waiting ---- */
 
 /*
- * The vCPU @p, with @tc, is woken by a sibling, @waker, which runs on @c, of this CPU. If that is by an IPI, and the sibling halts
- * at once after its IPIs, as a rule, @p is to run here as soon as it does: so it is with who answers a request and
- * waits for the next one. It takes no CPU from anybody, and nothing has to be looked for.
+ * The vCPU @p, with @tc, is woken by a sibling, @waker, which runs on @c, of this CPU.
+ * If that is by an IPI, and the sibling halts at once after its IPIs, as a rule, @p is
+ * to run here as soon as it does: so it is with who answers a request and waits for the
+ * next one. It takes no CPU from anybody, and nothing has to be looked for.
  */
 static void hand_over(struct task_struct *p, const struct task_ctx *tc,
 		      struct task_ctx *waker, const struct cpu_state *c)
@@ -84,8 +85,8 @@ static void hand_over(struct task_struct *p, const struct task_ctx *tc,
 		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, 0);
 }
 
-/* A CPU that the VM of the vCPU @p, with @tc, has in this turn, and on which none of it runs: best @prev_cpu; -1: there is
- * none. */
+/* A CPU that the VM of the vCPU @p, with @tc, has in this turn, and on which none of it
+ * runs: best @prev_cpu; -1: there is none. */
 static s32 lacking_cpu_for(struct task_struct *p, const struct task_ctx *tc,
 			   s32 prev_cpu)
 {
@@ -105,9 +106,10 @@ static s32 lacking_cpu_for(struct task_struct *p, const struct task_ctx *tc,
 }
 
 /*
- * Where the vCPU @p, for which no CPU is idle, is to wait. All CPUs of its domain may take it, but one that takes it from
- * another one has more to do: so where it is called to. Else where the sibling runs that
- * wakes it: that often halts next, and only there KVM sees that somebody waits, and does not poll.
+ * Where the vCPU @p, for which no CPU is idle, is to wait. All CPUs of its domain may
+ * take it, but one that takes it from another one has more to do: so where it is called
+ * to. Else where the sibling runs that wakes it: that often halts next, and only there
+ * KVM sees that somebody waits, and does not poll.
  */
 static s32 waiting_place(struct task_struct *p, struct task_ctx *tc,
 			 s32 prev_cpu)
@@ -202,8 +204,8 @@ static bool call_cpu(struct entity *e, struct domain *d, u64 here, bool woke,
 	return true;
 }
 
-/* @cpu; or, where a task of @e runs on that, the next one of @d that does not. A vCPU that wakes
- * takes no CPU from a sibling, which may hold a lock. */
+/* @cpu; or, where a task of @e runs on that, the next one of @d that does not. A vCPU
+ * that wakes takes no CPU from a sibling, which may hold a lock. */
 static s32 cpu_without(const struct entity *e, const struct domain *d, s32 cpu)
 {
 	u64 own = bit_of(cpu), others = e->cpus & d->cpus & ~e->running;
@@ -335,8 +337,8 @@ static u32 slot_queue(const struct cpu_state *c, s32 cpu)
 	return c->slot == SLOT_BOUND ? BOUND_QUEUE | cpu : c->slot;
 }
 
-/* Does @prev, with @tc, which ran on @c, stand before the first one that waits for whom @c
- * is in this turn? */
+/* Does @prev, with @tc, which ran on @c, stand before the first one that waits for whom
+ * @c is in this turn? */
 static bool stands_first(const struct cpu_state *c, s32 cpu,
 			 const struct task_ctx *tc)
 {
@@ -351,8 +353,8 @@ static bool stands_first(const struct cpu_state *c, s32 cpu,
 			    head);
 }
 
-/* Somebody waits for whom @c, of @cpu, is in this turn: one of them runs, or @prev, with
- * @tc (NULL: it does not go on). */
+/* Somebody waits for whom @c, of @cpu, is in this turn: one of them runs, or @prev,
+ * with @tc (NULL: it does not go on). */
 static bool serve_slot(struct cpu_state *c, s32 cpu, struct domain *d,
 		       struct task_struct *prev, struct task_ctx *tc)
 {
@@ -380,8 +382,8 @@ static bool pulls(struct cpu_state *c, s32 cpu, u64 now)
 	return from && pull(from - 1, cpu, now);
 }
 
-/* The vCPU on @c, of @cpu in domain @domain_id, was asked whether it rests, as somebody waits: that one runs
- * if it does. */
+/* The vCPU on @c, of @cpu in domain @domain_id, was asked whether it rests, as somebody
+ * waits: that one runs if it does. */
 static bool gives_quiet_cpu(struct cpu_state *c, struct domain *d,
 			    u32 domain_id, s32 cpu, u64 now)
 {
@@ -443,8 +445,9 @@ void BPF_STRUCT_OPS(cohort_update_idle, s32 cpu, bool idle)
 	kick_cpu(cpu, 0);
 }
 
-/* @p, with @tc, which runs on @c, calls sched_yield(): it comes behind whoever ran last in its
- * group. Others of the group have the CPU then; if none waits, nothing is to be done. */
+/* @p, with @tc, which runs on @c, calls sched_yield(): it comes behind whoever ran last
+ * in its group. Others of the group have the CPU then; if none waits, nothing is to be
+ * done. */
 static void yield_in_group(struct task_struct *p, struct task_ctx *tc,
 			   const struct cpu_state *c)
 {
@@ -684,7 +687,8 @@ static void leave_cpu(struct task_struct *p, struct task_ctx *tc,
 	tc->interrupted = vtime_before(now, tc->lent_until_ns);
 	if (tc->rests_on)
 		leave_rest(c, d, cpu, now);
-	/* The next one may have the CPU for a moment already: its dispatch came before. */
+	/* The next one may have the CPU for a moment already: its dispatch came
+	 * before. */
 	if (c->lent_pid == p->pid) {
 		c->lent_pid = 0;
 		if (c->lent_reason == HINT_LOAN)
@@ -696,7 +700,8 @@ static void leave_cpu(struct task_struct *p, struct task_ctx *tc,
 	c->bound = 0;
 }
 
-/* @tc stops, as it sleeps or although it is @runnable: how long after it woke a sibling is that? */
+/* @tc stops, as it sleeps or although it is @runnable: how long after it woke a sibling
+ * is that? */
 static void note_hand_over(struct task_ctx *tc, bool runnable, u64 now)
 {
 	if (!tc->handed_at_ns)

@@ -36,8 +36,9 @@ const volatile u8
 struct host_stats host_stats;
 
 /*
- * 0, but the verifier does not know. Where the counter of a loop over tasks begins with this, each
- * round is like the one before to it; it would look at all of them one by one else.
+ * 0, but the verifier does not know. Where the counter of a loop over tasks begins with
+ * this, each round is like the one before to it; it would look at all of them one by
+ * one else.
  */
 u32 unknown_zero;
 
@@ -56,10 +57,12 @@ static u32 root_group;
 /* Domains in which tasks wait; atomic, changed when the first one does. */
 u32 nr_crowded;
 
-/* Virtual time, ns: the present of the domain whose is the latest. Written once in a turn. */
+/* Virtual time, ns: the present of the domain whose is the latest. Written once in a
+ * turn. */
 u64 host_present;
 
-/* Domains of whose turn an entity was left out; atomic, changed when the first one is. */
+/* Domains of whose turn an entity was left out; atomic, changed when the first one
+ * is. */
 u32 nr_short;
 
 /* An entity's place in the tree of its domain. */
@@ -294,7 +297,8 @@ struct task_ctx {
 	u64 run_at_ns; /* when it started running */
 	u32 spins_in_kernel; /* its last spin exit was in guest kernel mode */
 	u64 handed_at_ns; /* when it woke a sibling by an IPI, since it runs; 0: it did not */
-	u64 halts_after_ns; /* how long after that it halts, as a rule: see wake_halts_after() */
+	u64 halts_after_ns; /* how long after that it halts, as a rule: see
+			       wake_halts_after() */
 	u32 yielded; /* a yield was accepted during that spin exit */
 
 	struct signals signals;
@@ -306,8 +310,8 @@ struct entity_key {
 	u32 domain;
 };
 
-/* Maps of LEAST_GROUPS and LEAST_ENTITIES have nr_groups and nr_entities where Rust makes
- * them larger. */
+/* Maps of LEAST_GROUPS and LEAST_ENTITIES have nr_groups and nr_entities where Rust
+ * makes them larger. */
 struct {
 	__uint(type, BPF_MAP_TYPE_ARRAY);
 	__uint(max_entries, LEAST_GROUPS);

@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What a CPU takes to run: a task that a hint names, else one of the entity in its slot, else,
- * if none of that waits, a task of the entity that comes next. Not here: how slots and hints
- * come about (plan.bpf.h, hint.bpf.h).
+ * What a CPU takes to run: a task that a hint names, else one of the entity in its
+ * slot, else, if none of that waits, a task of the entity that comes next. Not here:
+ * how slots and hints come about (plan.bpf.h, hint.bpf.h).
  */
 #ifndef COHORT_TAKE_BPF_H
 #define COHORT_TAKE_BPF_H
@@ -63,9 +63,9 @@ __noinline bool run_waiting(u32 queue, s32 pid, s32 cpu)
 }
 
 /*
- * Run the first task of @queue that may run on @cpu there; or another one of the first that
- * ran there last and stands no more than @near_ns behind it: one that moves leaves behind
- * what the caches hold.
+ * Run the first task of @queue that may run on @cpu there; or another one of the first
+ * that ran there last and stands no more than @near_ns behind it: one that moves leaves
+ * behind what the caches hold.
  */
 __noinline bool take_from(u32 queue, s32 cpu, u64 near_ns)
 {
@@ -121,7 +121,8 @@ static bool take_bound(s32 cpu)
 
 /* ---- who comes next ---- */
 
-/* Run a task of those that competed for this turn of domain @domain_id, in their order. */
+/* Run a task of those that competed for this turn of domain @domain_id, in their
+ * order. */
 __noinline bool take_entry(u32 domain_id, s32 cpu)
 {
 	struct domain *d = lookup_domain(domain_id);
@@ -140,7 +141,8 @@ __noinline bool take_entry(u32 domain_id, s32 cpu)
 	return false;
 }
 
-/* Run a task of one of the first entities of domain @domain_id that has one for @cpu. */
+/* Run a task of one of the first entities of domain @domain_id that has one for
+ * @cpu. */
 __noinline bool take_listed(u32 domain_id, s32 cpu, u64 now)
 {
 	struct domain *d = lookup_domain(domain_id);
@@ -182,7 +184,8 @@ static bool take_unbound(const struct domain *d, s32 cpu)
 	return from != cpu && take_from(BOUND_QUEUE | from, cpu, 0);
 }
 
-/* Run the only task that waits in @d, if it is of the entity in which one began to wait last. */
+/* Run the only task that waits in @d, if it is of the entity in which one began to wait
+ * last. */
 static bool take_only(const struct domain *d)
 {
 	u32 id = d->waited_last;

@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Where a task waits: with its group, for one CPU, or until its cap is refilled. Not here:
- * the queues themselves (entity.bpf.h), who is told that it waits (sched.bpf.c).
+ * Where a task waits: with its group, for one CPU, or until its cap is refilled. Not
+ * here: the queues themselves (entity.bpf.h), who is told that it waits (sched.bpf.c).
  */
 #ifndef COHORT_WAIT_BPF_H
 #define COHORT_WAIT_BPF_H
@@ -25,8 +25,9 @@ static bool may_run_in(struct task_struct *p, u32 domain_id)
 	return p->nr_cpus_allowed >= nr_cpus || cpus_of(p, domain_id);
 }
 
-/* The first home of a VM of which a task is on a CPU of domain @here: there, unless another domain has fewer homes. Where these are
- * even from the begin, few VMs have to move. */
+/* The first home of a VM of which a task is on a CPU of domain @here: there, unless
+ * another domain has fewer homes. Where these are even from the begin, few VMs have to
+ * move. */
 __noinline u32 first_home(u32 here)
 {
 	struct domain *d = lookup_domain(here);
@@ -46,8 +47,8 @@ __noinline u32 first_home(u32 here)
 	return best;
 }
 
-/* The domain in which @p, of @g, waits, which is on a CPU of domain @domain_id: a VM that
- * fits into one has a home. */
+/* The domain in which @p, of @g, waits, which is on a CPU of domain @domain_id: a VM
+ * that fits into one has a home. */
 static u32 waiting_domain(struct task_struct *p, struct group *g, u32 domain_id)
 {
 	struct domain *d = lookup_domain(domain_id);
@@ -94,9 +95,9 @@ static bool wait_together(struct task_struct *p, struct task_ctx *tc,
 }
 
 /*
- * The task waits for CPU @cpu, and no other one: by the clock of those that are bound to it, behind
- * them by what it used since it waited last. Virtual time may run at another pace
- * elsewhere, so nothing older counts.
+ * The task waits for CPU @cpu, and no other one: by the clock of those that are bound
+ * to it, behind them by what it used since it waited last. Virtual time may run at
+ * another pace elsewhere, so nothing older counts.
  */
 static bool wait_bound(struct task_ctx *tc, s32 cpu, struct place *to)
 {
@@ -190,8 +191,8 @@ static void unpark_task(struct bpf_iter_scx_dsq *it, struct task_struct *p,
 		stop_waiting(tc);
 }
 
-/* A budget was refilled: the parked tasks of domain @domain_id that need not be any more
- * wait for a CPU again. */
+/* A budget was refilled: the parked tasks of domain @domain_id that need not be any
+ * more wait for a CPU again. */
 __noinline int unpark(u32 domain_id)
 {
 	struct domain *d = lookup_domain(domain_id);

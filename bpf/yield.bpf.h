@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * Which sibling runs in the place of a vCPU that spins. A turn is the VM's: handing it on
- * to a sibling costs nobody else anything. Not here: how the reasons are ranked
+ * Which sibling runs in the place of a vCPU that spins. A turn is the VM's: handing it
+ * on to a sibling costs nobody else anything. Not here: how the reasons are ranked
  * (policy/target.h), how interrupts are seen (observe.bpf.h), what a CPU does with the
  * choice (hint.bpf.h).
  */
@@ -133,8 +133,9 @@ static void choose_sibling(struct task_ctx *giver, s32 pid, s32 cpu,
 			      giver->spins_in_kernel, choice);
 }
 
-/* Are CPUs about to run those siblings of the running @tc that wait, as a turn of their VM has just begun? Who runs one
- * of them here has it run where another one's place is. */
+/* Are CPUs about to run those siblings of the running @tc that wait, as a turn of
+ * their VM has just begun? Who runs one of them here has it run where another one's
+ * place is. */
 static bool turn_begins(const struct task_ctx *tc, u64 now)
 {
 	struct entity *e = last_entity(tc);
@@ -145,9 +146,9 @@ static bool turn_begins(const struct task_ctx *tc, u64 now)
 }
 
 /*
- * KVM offers @to, with @taker, in the place of the running @from, with @giver, on @cpu: KVM's
- * candidate is a hint, whom @from waits for comes first. Returns why nobody is run, or
- * YIELD_ACCEPT with @choice.
+ * KVM offers @to, with @taker, in the place of the running @from, with @giver, on @cpu:
+ * KVM's candidate is a hint, whom @from waits for comes first. Returns why nobody is
+ * run, or YIELD_ACCEPT with @choice.
  */
 static s32 answer_offer(struct task_struct *from, struct task_ctx *giver,
 			struct task_struct *to, struct task_ctx *taker,
@@ -197,8 +198,8 @@ static bool sibling_waits(const struct task_ctx *tc)
 	return tc->is_vcpu && e && e->nr_waiting > 0;
 }
 
-/* The running @tc, thread @pid, gives way on @c, of @cpu, though KVM offers nobody. Whom to
- * is found out now: a moment ago somebody was ready. */
+/* The running @tc, thread @pid, gives way on @c, of @cpu, though KVM offers nobody.
+ * Whom to is found out now: a moment ago somebody was ready. */
 static bool gives_way(struct cpu_state *c, s32 cpu, struct task_ctx *tc,
 		      s32 pid)
 {

@@ -79,8 +79,8 @@ static inline u64 fair_charge(u64 used_ns, u64 share)
 	return used_ns * SHARE_ONE / (share ? share : 1);
 }
 
-/* The same inside a group, by a task's weight (nice 0: 100). Within bounds, as a task must
- * not wait for seconds because its group has others of much more weight. */
+/* The same inside a group, by a task's weight (nice 0: 100). Within bounds, as a task
+ * must not wait for seconds because its group has others of much more weight. */
 static inline u64 fair_task_charge(u64 used_ns, u64 weight)
 {
 	if (weight < TASK_WEIGHT_LEAST)
@@ -144,9 +144,10 @@ static inline u64 fair_settle(u64 vtime, u64 now, u64 credit, u64 debt)
 }
 
 /*
- * The share by which @nr of the @runnable tasks are charged that want to run in a group of
- * @share: each of them has as much. Tasks that wait for one CPU only have a clock of
- * their own; without this, what they use would leave the others of their group with nothing.
+ * The share by which @nr of the @runnable tasks are charged that want to run in a group
+ * of @share: each of them has as much. Tasks that wait for one CPU only have a clock of
+ * their own; without this, what they use would leave the others of their group with
+ * nothing.
  */
 static inline u64 fair_part(u64 share, u32 nr, u32 runnable)
 {
@@ -160,8 +161,9 @@ static inline u64 fair_part(u64 share, u32 nr, u32 runnable)
 	return part ? part : 1;
 }
 
-/* How far behind the last one of those that are bound to a CPU a task waits that used @cost
- * (virtual time) since it waited last; so that it waits for no longer than @starved_ns. */
+/* How far behind the last one of those that are bound to a CPU a task waits that used
+ * @cost (virtual time) since it waited last; so that it waits for no longer than
+ * @starved_ns. */
 static inline u64 fair_bound_lag(u64 cost, u64 starved_ns)
 {
 	return cost < starved_ns ? cost : starved_ns;

@@ -51,7 +51,8 @@ static inline u64 plan_next(u64 free, u64 best, u64 good)
 	return lowest_cpu(free & good ? free & good : free);
 }
 
-/* The mean (times WIDTH_ONE) of the CPUs that a VM wanted at each turn, which wants @width now; 0: not known. */
+/* The mean (times WIDTH_ONE) of the CPUs that a VM wanted at each turn, which wants
+ * @width now; 0: not known. */
 static inline u32 plan_mean_width(u32 mean, u32 width)
 {
 	u32 now = width * WIDTH_ONE;
@@ -68,9 +69,9 @@ static inline u32 plan_rule(u32 mean)
 }
 
 /*
- * How many CPUs a VM is to have that wants @width, and @mean as a rule. Where one vCPU wakes
- * another and halts then, both want a CPU for a moment, and one is enough: they pass it on
- * to each other, and need no second one that is another VM's meanwhile.
+ * How many CPUs a VM is to have that wants @width, and @mean as a rule. Where one vCPU
+ * wakes another and halts then, both want a CPU for a moment, and one is enough: they
+ * pass it on to each other, and need no second one that is another VM's meanwhile.
  */
 static inline u32 plan_width(u32 width, u32 mean)
 {
@@ -87,9 +88,9 @@ static inline bool plan_leaves_out(u32 left, u32 width, bool first)
 }
 
 /*
- * May a group at @vtime, which fits, come before one that was left out at @left_vtime? Only
- * if it is ahead of that one by no more than @cost, which a turn costs it: so packing takes
- * no more than a turn from anybody.
+ * May a group at @vtime, which fits, come before one that was left out at @left_vtime?
+ * Only if it is ahead of that one by no more than @cost, which a turn costs it: so
+ * packing takes no more than a turn from anybody.
  */
 static inline bool plan_passes(u64 vtime, u64 cost, u64 left_vtime)
 {
@@ -97,9 +98,9 @@ static inline bool plan_passes(u64 vtime, u64 cost, u64 left_vtime)
 }
 
 /*
- * Where a group comes that stands at @vtime and has had no turn for @waited_ns: there, or
- * before all others if that is longer than @starved_ns. By weight alone a VM of weight 1
- * beside one of 10,000 would wait for 40 s after each turn.
+ * Where a group comes that stands at @vtime and has had no turn for @waited_ns: there,
+ * or before all others if that is longer than @starved_ns. By weight alone a VM of
+ * weight 1 beside one of 10,000 would wait for 40 s after each turn.
  */
 static inline u64 plan_order(u64 vtime, u64 present, u64 waited_ns,
 			     u64 starved_ns)
@@ -108,9 +109,9 @@ static inline u64 plan_order(u64 vtime, u64 present, u64 waited_ns,
 }
 
 /*
- * How often a slice is to be halved to make a turn, where tasks wait for @rounds
- * (times ROUND_ONE) turns of others. All of these and a half are to take @wait_ns at most:
- * a vCPU that its VM's turn left out comes half a round later, as that turn cost half.
+ * How often a slice is to be halved to make a turn, where tasks wait for @rounds (times
+ * ROUND_ONE) turns of others. All of these and a half are to take @wait_ns at most: a
+ * vCPU that its VM's turn left out comes half a round later, as that turn cost half.
  */
 static inline u32 turn_halvings(u64 slice_ns, u64 wait_ns, u64 rounds)
 {
@@ -144,7 +145,8 @@ static inline u64 turn_left(u64 now, u64 turn_ns)
 
 /*
  * The mean of the virtual times of those that take part in a plan, weighted by their
- * shares. @sum adds up what plan_weighted() says of each, @shares what plan_share() does.
+ * shares. @sum adds up what plan_weighted() says of each, @shares what plan_share()
+ * does.
  */
 static inline u64 plan_mean(u64 present, s64 sum, u64 shares)
 {

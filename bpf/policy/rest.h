@@ -1,14 +1,15 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * When a vCPU rests that halts on its CPU (its HLT does not exit). While it rests, its CPU
- * may run something else. Pure functions. Not here: how long it halts (halt.h).
+ * When a vCPU rests that halts on its CPU (its HLT does not exit). While it rests, its
+ * CPU may run something else. Pure functions. Not here: how long it halts (halt.h).
  *
- * What it did since it was looked at last, as a rule at the tick before, decides whether it
- * rests. An average over a longer time tells which vCPUs soon rest again, where none does now.
+ * What it did since it was looked at last, as a rule at the tick before, decides
+ * whether it rests. An average over a longer time tells which vCPUs soon rest again,
+ * where none does now.
  *
- * Example. A vCPU works for 10 ms and halts for 10 ms, with a tick each 4 ms. It begins to rest
- * at the first tick that finds it halted for 3 of the last 4 ms. It rests until it works for
- * more than half of 50 us. Its average is about a half.
+ * Example. A vCPU works for 10 ms and halts for 10 ms, with a tick each 4 ms. It begins
+ * to rest at the first tick that finds it halted for 3 of the last 4 ms. It rests until
+ * it works for more than half of 50 us. Its average is about a half.
  */
 #ifndef COHORT_POLICY_REST_H
 #define COHORT_POLICY_REST_H
@@ -42,8 +43,8 @@ static inline u32 rest_average(u32 average, u64 halted_ns, u64 elapsed_ns)
 	       (now - (s64)average) * (s64)elapsed_ns / REST_MEMORY_NS;
 }
 
-/* Does a vCPU rest that halted for @halted_ns of the last @elapsed_ns, if it did before (@rests),
- * or did not? */
+/* Does a vCPU rest that halted for @halted_ns of the last @elapsed_ns, if it did before
+ * (@rests), or did not? */
 static inline bool rest_goes_on(bool rests, u64 halted_ns, u64 elapsed_ns)
 {
 	return halted_ns >= (rests ? elapsed_ns / 2 : elapsed_ns / 4 * 3);

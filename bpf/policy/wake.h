@@ -3,10 +3,11 @@
  * Loans: CPU time for a vCPU that wakes in a VM that has had its share. Pure functions.
  * Not here: what a CPU does with a loan (hint.bpf.h).
  *
- * By shares alone the vCPU waits for the VM's next turn, however little it needs itself.
- * In a VM with one vCPU that never sleeps, each request that another one serves would be
- * answered only after a turn of all other VMs. So a vCPU that wakes may have a CPU at once
- * for a moment, as a loan: the VM pays for it, and its next turn comes later.
+ * By shares alone the vCPU waits for the VM's next turn, however little it needs
+ * itself. In a VM with one vCPU that never sleeps, each request that another one serves
+ * would be answered only after a turn of all other VMs. So a vCPU that wakes may have a
+ * CPU at once for a moment, as a loan: the VM pays for it, and its next turn comes
+ * later.
  */
 #ifndef COHORT_POLICY_WAKE_H
 #define COHORT_POLICY_WAKE_H
@@ -25,9 +26,9 @@ enum wake_consts {
 };
 
 /*
- * How long (ns) after an IPI that wakes a sibling a vCPU halts, as a rule: @average so far, @after_ns this time;
- * or it did not halt (@sleeps), but was stopped. One that goes on counts as late, so that
- * it hands nothing over the next time.
+ * How long (ns) after an IPI that wakes a sibling a vCPU halts, as a rule: @average so
+ * far, @after_ns this time; or it did not halt (@sleeps), but was stopped. One that
+ * goes on counts as late, so that it hands nothing over the next time.
  */
 static inline u64 wake_halts_after(u64 average, u64 after_ns, bool sleeps)
 {

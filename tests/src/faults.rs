@@ -146,7 +146,7 @@ fn cpu_hotplug() -> Result<()> {
 }
 
 /// Ten VMs come, and go when all are there. At once: what takes long is KVM's waiting, each time one comes or goes.
-fn ten_come_and_go(round: usize) -> Result<()> {
+pub fn ten_come_and_go(round: usize) -> Result<()> {
     let all_started = Barrier::new(10);
     let comes_and_goes = |number| -> Result<()> {
         let guest = Guest::start(&passing(&format!("churn{round}-{number}"), number));

@@ -12,6 +12,7 @@ mod host;
 mod housekeeping;
 mod libvirt;
 mod load;
+mod many;
 mod observe;
 mod pod;
 mod repeats;
@@ -54,6 +55,8 @@ enum Suite {
     Cohorts,
     /// The same with four CPUs for guests: `lab boot --cpus 4`
     FourCpus,
+    /// 200 VMs on 14 CPUs: `lab boot --cpus 16 --sockets 2 --housekeeping 2`
+    Many,
     /// No vCPU waits for too long, or gets too far ahead
     Waits,
     /// What the observer shows is true
@@ -98,6 +101,7 @@ fn main() {
         Suite::Domains => shares::ACROSS_DOMAINS,
         Suite::Yields => yields::TESTS,
         Suite::Cohorts => cohorts::TESTS,
+        Suite::Many => many::TESTS,
         Suite::Waits => cohorts::WAITS,
         Suite::FourCpus => cohorts::ON_FOUR_CPUS,
         Suite::Observe => observe::TESTS,
