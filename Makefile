@@ -63,6 +63,8 @@ install: ## what `make build` has built, below DESTDIR; builds and downloads not
 	install -D -m 644 target/manual/completions/cohort.bash $(DESTDIR)/usr/share/bash-completion/completions/cohort
 	install -D -m 644 -t $(DESTDIR)/usr/share/zsh/vendor-completions target/manual/completions/_cohort
 	install -D -m 644 -t $(DESTDIR)/usr/share/fish/vendor_completions.d target/manual/completions/cohort.fish
+	install -D -m 644 -t $(DESTDIR)/usr/share/doc/cohort README.md docs/*.md
+	install -D -m 644 -t $(DESTDIR)/usr/share/doc/cohort/mechanisms docs/mechanisms/*.md
 	install -D -m 644 -t $(DESTDIR)/usr/share/cohort deploy/prometheus/cohort.rules.yml deploy/grafana/cohort.json
 
 clean: ## build output and run folders; the cache in ~/.cache/cohort stays

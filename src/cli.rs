@@ -74,7 +74,7 @@ enum Command {
     /// question what was seen, what that means and what to do: ready time, the
     /// VMM's own threads, caps, stalls, the ratio of vCPUs to CPUs, split locks,
     /// clocks, pinning. Where the scheduler or a cap is not to blame, it says so.
-    /// It changes nothing. docs/why.md has examples.
+    /// It changes nothing. /usr/share/doc/cohort/why.md has examples.
     #[command(after_long_help = exit_code_help())]
     Why(WhyOptions),
     /// Print the ready time of one VM in one line, in VMware's units
@@ -105,7 +105,7 @@ enum Command {
     ///
     /// Metrics are at /metrics, in the format OpenMetrics for clients that ask for
     /// it. There is neither TLS nor a password: to serve others than this host, put
-    /// a reverse proxy in front (docs/export.md).
+    /// a reverse proxy in front (/usr/share/doc/cohort/export.md).
     #[command(after_long_help = exit_code_help())]
     Export(ExportOptions),
 }

@@ -59,9 +59,13 @@ impl<'a> Ready<'a> {
     }
 
     fn line(&self) -> String {
+        // So that a script finds its end.
+        let vm = match self.vm.contains([' ', '=', '"', '\\']) {
+            true => format!("{:?}", self.vm),
+            false => self.vm.to_owned(),
+        };
         format!(
-            "vm={} vcpus={} sample_ms={} ready_ms={} readiness_pct={:.2} rdy_pct={:.2} mlmtd_pct={:.2}\n",
-            self.vm,
+            "vm={vm} vcpus={} sample_ms={} ready_ms={} readiness_pct={:.2} rdy_pct={:.2} mlmtd_pct={:.2}\n",
             self.vcpus,
             self.sample_ms,
             self.ready_ms,
@@ -104,5 +108,7 @@ mod tests {
             Ready::of("web", 20_000, &all).line(),
             "vm=web vcpus=4 sample_ms=20000 ready_ms=4000 readiness_pct=5.00 rdy_pct=20.00 mlmtd_pct=4.00\n"
         );
+        let line = Ready::of("my web vcpus=9", 20_000, &all).line();
+        assert!(line.starts_with("vm=\"my web vcpus=9\" vcpus=4 "), "{line}");
     }
 }

@@ -111,12 +111,18 @@ fn text(options: &WatchOptions, view: &HostView) -> Result<String, Failure> {
     if options.json {
         return table::json_line(&view.to_json()?);
     }
-    let text = match (view.vms.is_empty(), &options.vm) {
-        (false, _) => summary(view) + &table_of(view, options.vcpus),
-        (true, None) => summary(view) + NO_VM + "\n",
-        (true, Some(name)) => summary(view) + &format!("No VM is called {name}.\n"),
-    };
-    Ok(text + "\n")
+    Ok(match (view.vms.is_empty(), &options.vm) {
+        (true, Some(name)) => summary(view) + &format!("No VM is called {name}.\n\n"),
+        _ => all_vms(view, options.vcpus),
+    })
+}
+
+/// A window with all its VMs.
+pub(crate) fn all_vms(view: &HostView, with_vcpus: bool) -> String {
+    match view.vms.is_empty() {
+        false => summary(view) + &table_of(view, with_vcpus) + "\n",
+        true => summary(view) + NO_VM + "\n\n",
+    }
 }
 
 /// The host in one window.

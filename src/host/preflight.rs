@@ -56,8 +56,8 @@ pub enum Refusal {
     /// A kernel that is too old, or built without sched_ext.
     #[error(
         "Linux {release} has no sched_ext (there is no /sys/kernel/sched_ext), so no scheduler \
-         can be loaded. Boot Linux 6.12 or later, built with CONFIG_SCHED_CLASS_EXT=y. `cohort watch`, `top` and `export` \
-         work on this one, too."
+         can be loaded. Boot Linux 6.12 or later, built with CONFIG_SCHED_CLASS_EXT=y. Only `cohort run` and \
+         `compare` need it: `doctor` says whether this kernel has what the other commands need."
     )]
     NoSchedExt {
         /// The running kernel.

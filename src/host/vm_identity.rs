@@ -52,12 +52,16 @@ impl VmIdentity {
             (true, "") => format!("pid-{tgid}"),
             (true, comm) => format!("{comm}-{tgid}"),
         };
-        let harmless = |text: String| text.replace(char::is_control, "?");
+        Self { name, ..found }.made_harmless()
+    }
+
+    /// The same without characters that could steer a terminal.
+    pub(crate) fn made_harmless(self) -> Self {
         Self {
-            name: harmless(name),
-            manager: found.manager,
-            id: harmless(found.id),
-            owner: harmless(found.owner),
+            name: harmless(&self.name),
+            manager: harmless(&self.manager),
+            id: harmless(&self.id),
+            owner: harmless(&self.owner),
         }
     }
 
@@ -78,6 +82,11 @@ impl VmIdentity {
             _ => self.shown(),
         }
     }
+}
+
+/// `text` without characters that could steer a terminal.
+pub(crate) fn harmless(text: &str) -> String {
+    text.replace(char::is_control, "?")
 }
 
 /// `name`, which several VMs have, with the process beside it.

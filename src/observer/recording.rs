@@ -5,6 +5,7 @@
 //! A file is compressed as gzip does it, so that `zcat` shows it. When it is large enough, another one begins: FILE is the
 //! newest part, FILE.1 the one before, and the oldest is removed. Readers take all parts that there are, compressed or not.
 
+use crate::host::vm_identity::harmless;
 use crate::observer::view::HostView;
 use crate::process::exit::{Exit, Failure};
 use crate::text::table::{json_line, new_file};
@@ -15,7 +16,7 @@ use flate2::bufread::MultiGzDecoder;
 use flate2::write::GzEncoder;
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
-use std::io::{self, BufRead, BufReader, ErrorKind, Lines, Write};
+use std::io::{self, BufRead, BufReader, ErrorKind, Read, Write};
 use std::path::{Path, PathBuf};
 
 /// Raised whenever a window's fields change so that older programs cannot read them.
@@ -26,6 +27,10 @@ const PARTS_DEFAULT: u32 = 16;
 /// What a gzip file begins with.
 const GZIP: [u8; 2] = [0x1f, 0x8b];
 const MIB: u64 = 1 << 20;
+/// A longer first line is none of a recording.
+const LONGEST_HEADER: u64 = 4096;
+/// A longer line is no window: one of 16,000 vCPUs has some 30 MiB.
+const LONGEST_WINDOW: u64 = 256 * MIB;
 
 /// How much of a recording is kept.
 #[derive(Args, Clone, Copy, Debug)]
@@ -180,14 +185,11 @@ impl Default for Header {
     }
 }
 
-/// The lines of one part.
-type PartLines = Lines<Box<dyn BufRead>>;
-
 /// Reads a recording window by window; a day of them need not fit into memory.
 pub struct Reader {
     /// Of the part that is read.
     path: PathBuf,
-    lines: PartLines,
+    content: Box<dyn BufRead>,
     /// Those that follow, the newest first.
     parts: Vec<(PathBuf, File)>,
     windows: usize,
@@ -210,10 +212,9 @@ impl Reader {
                 Err(error) => return Err(fail(&path, format!("cannot be read: {error}"))),
             }
         }
-        let nothing: Box<dyn BufRead> = Box::new(io::empty());
         let mut reader = Self {
             path: path.to_owned(),
-            lines: nothing.lines(),
+            content: Box::new(io::empty()),
             parts,
             windows: 0,
             breaks_off: false,
@@ -233,11 +234,16 @@ impl Reader {
     fn begin_part(&mut self) -> Result<bool, Failure> {
         while let Some((path, file)) = self.parts.pop() {
             self.path = path;
-            let lines = lines_of(file);
-            self.lines =
-                lines.map_err(|error| fail(&self.path, format!("cannot be read: {error}")))?;
-            if let Some(line) = self.line()? {
-                return check(&self.path, &line).map(|()| true);
+            let content = content_of(file);
+            self.content =
+                content.map_err(|error| fail(&self.path, format!("cannot be read: {error}")))?;
+            match self.line(LONGEST_HEADER) {
+                Ok(Some(line)) => return check(&self.path, &line).map(|()| true),
+                Ok(None) => {}
+                Err(error) if error.kind() == ErrorKind::InvalidData => {
+                    return Err(no_recording(&self.path));
+                }
+                Err(error) => return Err(fail(&self.path, format!("cannot be read: {error}"))),
             }
             // The disk was full, for example.
             self.breaks_off = true;
@@ -245,15 +251,28 @@ impl Reader {
         Ok(false)
     }
 
-    fn line(&mut self) -> Result<Option<String>, Failure> {
-        match self.lines.next().transpose() {
+    /// The next line of at most so many bytes, if there is one. What is longer, or no text, is invalid data.
+    fn line(&mut self, longest: u64) -> io::Result<Option<String>> {
+        let mut line = String::new();
+        match self.content.by_ref().take(longest).read_line(&mut line) {
+            Ok(0) => Ok(None),
+            Ok(length) if length as u64 == longest => Err(io::Error::new(
+                ErrorKind::InvalidData,
+                format!("a line is longer than {longest} bytes"),
+            )),
+            Ok(_) => Ok(Some(line)),
             // Its program was killed, or still writes.
             Err(error) if error.kind() == ErrorKind::UnexpectedEof => {
                 self.breaks_off = true;
                 Ok(None)
             }
-            line => line.map_err(|error| fail(&self.path, format!("cannot be read: {error}"))),
+            Err(error) => Err(error),
         }
+    }
+
+    fn window_line(&mut self) -> Result<Option<String>, Failure> {
+        self.line(LONGEST_WINDOW)
+            .map_err(|error| fail(&self.path, format!("cannot be read: {error}")))
     }
 
     /// The window that comes next; `None` at the end.
@@ -262,14 +281,21 @@ impl Reader {
     /// With [`Exit::BadRecording`] when it is damaged, holds no whole window, or cannot be read.
     pub fn window(&mut self) -> Result<Option<HostView>, Failure> {
         loop {
-            if let Some(line) = self.line()? {
-                if let Ok(view) = serde_json::from_str(&line) {
-                    self.windows += 1;
-                    return Ok(Some(view));
-                }
-                if self.line()?.is_some() || self.windows == 0 {
+            if let Some(line) = self.window_line()? {
+                let error = match serde_json::from_str::<HostView>(&line) {
+                    Ok(mut view) => {
+                        self.windows += 1;
+                        for vm in view.vms.values_mut() {
+                            vm.name = harmless(&vm.name);
+                            vm.identity = std::mem::take(&mut vm.identity).made_harmless();
+                        }
+                        return Ok(Some(view));
+                    }
+                    Err(error) => error,
+                };
+                if self.window_line()?.is_some() || self.windows == 0 {
                     let number = self.windows + 1;
-                    let what = format!("is damaged: window {number} cannot be understood");
+                    let what = format!("is damaged: window {number} cannot be understood: {error}");
                     return Err(fail(&self.path, what));
                 }
                 self.breaks_off = true;
@@ -289,13 +315,12 @@ impl Reader {
 }
 
 /// Of a file that is compressed or not.
-fn lines_of(file: File) -> io::Result<PartLines> {
+fn content_of(file: File) -> io::Result<Box<dyn BufRead>> {
     let mut file = BufReader::new(file);
-    let content: Box<dyn BufRead> = match file.fill_buf()?.starts_with(&GZIP) {
+    Ok(match file.fill_buf()?.starts_with(&GZIP) {
         true => Box::new(BufReader::new(MultiGzDecoder::new(file))),
         false => Box::new(file),
-    };
-    Ok(content.lines())
+    })
 }
 
 /// Whether a part's first line says that this program can read it.

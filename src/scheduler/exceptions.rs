@@ -81,6 +81,10 @@ impl Exception {
         match (&self.name, &self.cgroup) {
             (None, None) => Some("say which VMs it is for: name = \"…\" or cgroup = \"…\""),
             (Some(_), Some(_)) => Some("give a name or a cgroup, not both"),
+            (Some(name), None) if name.as_str().is_empty() => Some("no VM has an empty name"),
+            (None, Some(cgroup)) if !cgroup.as_str().starts_with(['/', '*']) => Some(
+                "no cgroup is called so: write it as in /proc/PID/cgroup, beginning with /, or with *",
+            ),
             _ => None,
         }
     }

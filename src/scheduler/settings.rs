@@ -13,8 +13,8 @@ use anyhow::{Context, Result, anyhow};
 use clap::{Args, Parser, ValueEnum};
 use serde::Deserialize;
 use std::fmt::Display;
-use std::fs;
-use std::io::ErrorKind;
+use std::fs::File;
+use std::io::{self, ErrorKind, Read};
 use std::ops::RangeInclusive;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -47,6 +47,10 @@ const READY_WAIT: Limits = Limits {
 /// How long a vCPU waits for its VM's turn at most, unless told otherwise.
 pub const READY_WAIT_DEFAULT: Duration = Duration::from_millis(24);
 
+/// So many slices, and so many of the longest waits, are the least in a timeout.
+const SLICES_IN_TIMEOUT: u32 = 10;
+const READY_WAITS_IN_TIMEOUT: u32 = 4;
+
 const STATS: Limits = Limits {
     unit: SECOND,
     possible: duration::INTERVALS,
@@ -68,21 +72,18 @@ pub struct SettingsSource {
 impl SettingsSource {
     /// What the file says, and where it is; nothing if there need not be one and is none.
     fn read(&self, host: &Host) -> Result<(SettingsFile, Option<PathBuf>)> {
-        let (path, advice) = match &self.config {
-            Some(path) => (path.clone(), "correct --config"),
-            None => (
-                host.settings_file(),
-                "correct it, or name another one with --config",
-            ),
+        let path = match &self.config {
+            Some(path) => path.clone(),
+            None => host.settings_file(),
         };
-        match fs::read_to_string(&path) {
+        match read_settings(&path) {
             Ok(text) => Ok((SettingsFile::read(&path, &text)?, Some(path))),
             Err(error) if self.config.is_none() && error.kind() == ErrorKind::NotFound => {
                 Ok((SettingsFile::default(), None))
             }
             Err(error) => Err(error).with_context(|| {
                 format!(
-                    "the settings in {} cannot be read; {advice}",
+                    "the settings in {} cannot be read; --config names another file, and --config /dev/null does without",
                     path.display()
                 )
             }),
@@ -209,6 +210,24 @@ struct SettingsToml {
     vm: Vec<Spanned<Exception>>,
 }
 
+/// A longer file is none of settings.
+const LONGEST_FILE: u64 = 1 << 20;
+
+/// What the file `path` says, which is to hold settings.
+fn read_settings(path: &Path) -> io::Result<String> {
+    let mut text = String::new();
+    let length = File::open(path)?
+        .take(LONGEST_FILE)
+        .read_to_string(&mut text)?;
+    match length as u64 == LONGEST_FILE {
+        true => Err(io::Error::new(
+            ErrorKind::FileTooLarge,
+            "it is longer than 1 MiB",
+        )),
+        false => Ok(text),
+    }
+}
+
 /// What a file says, which is sound.
 #[derive(Debug, Default)]
 struct SettingsFile {
@@ -250,7 +269,7 @@ impl Settings {
     pub fn resolve(options: &RunOptions, host: &Host) -> Result<Self, Failure> {
         let read = options.source.read(host);
         let (file, path) = read.map_err(|error| Failure::new(Exit::Config, error))?;
-        Ok(Self {
+        let settings = Self {
             file: path,
             slice: options.slice.or(file.slice).unwrap_or(SLICE_DEFAULT),
             timeout: options.timeout.or(file.timeout).unwrap_or(TIMEOUT_DEFAULT),
@@ -268,7 +287,31 @@ impl Settings {
                 false => options.blind.clone(),
             },
             exceptions: file.exceptions,
-        })
+        };
+        settings.check()?;
+        Ok(settings)
+    }
+
+    /// Whether tasks that wait as long as they may are safe from the watchdog.
+    fn check(&self) -> Result<(), Failure> {
+        let waits = [
+            ("slice", self.slice, SLICES_IN_TIMEOUT),
+            ("ready_wait", self.ready_wait, READY_WAITS_IN_TIMEOUT),
+        ];
+        for (name, wait, least) in waits {
+            if wait * least > self.timeout {
+                return Err(Failure::new(
+                    Exit::Config,
+                    anyhow!(
+                        "{name} is {}, and timeout {}: the kernel would remove Cohort because of tasks that wait as long as they \
+                         may; make timeout at least {least} times as long as {name}",
+                        duration::show(wait),
+                        duration::show(self.timeout)
+                    ),
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// The settings that the file alone gives, for those who only look.

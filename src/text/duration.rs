@@ -28,9 +28,8 @@ pub fn parse(
         .filter(|duration| possible.contains(duration))
         .ok_or_else(|| {
             format!(
-                "write a duration from {} to {}, such as {}; a number without a unit is in units of {}",
+                "write a duration from {} to {}, with its unit; a number without one is in units of {}",
                 show(*possible.start()),
-                show(*possible.end()),
                 show(*possible.end()),
                 show(unit)
             )
@@ -82,7 +81,7 @@ mod tests {
             "1e30",
         ] {
             let sentence = parse(text, MICROSECOND, &POSSIBLE).expect_err(text);
-            let expected = "write a duration from 1us to 1m, such as 1m; a number without a unit is in units of 1us";
+            let expected = "write a duration from 1us to 1m, with its unit; a number without one is in units of 1us";
             assert_eq!(sentence, expected, "{text}");
         }
     }

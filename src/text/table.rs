@@ -4,7 +4,7 @@
 
 use crate::process::exit::{Exit, Failure};
 use crate::scheduler::metrics::{HostStats, VmStats};
-use anyhow::Context;
+use anyhow::{Context, anyhow};
 use serde::Serialize;
 use std::fmt::Write as _;
 use std::fs::File;
@@ -110,11 +110,14 @@ pub fn json_line(value: &impl Serialize) -> Result<String, Failure> {
 /// # Errors
 /// When it exists (nothing is overwritten) or cannot be made.
 pub fn new_file(what: &str, path: &Path) -> anyhow::Result<File> {
-    File::create_new(path).with_context(|| {
-        format!(
-            "the {what} {} cannot be begun; an existing file is not overwritten",
-            path.display()
-        )
+    File::create_new(path).map_err(|error| {
+        let path = path.display();
+        match error.kind() {
+            ErrorKind::AlreadyExists => {
+                anyhow!("there is a file {path}, which is not overwritten: name a new one")
+            }
+            _ => anyhow!("the {what} {path} cannot be begun: {error}"),
+        }
     })
 }
 
@@ -127,7 +130,7 @@ pub fn print(text: &str) -> Result<(), Failure> {
     written.map_err(|error| match error.kind() {
         ErrorKind::BrokenPipe => Failure::new(
             Exit::OutputClosed,
-            anyhow::anyhow!("standard output was closed by its reader, so nobody reads the table"),
+            anyhow!("standard output was closed by its reader, so nobody reads the table"),
         ),
         _ => Failure::from(
             anyhow::Error::new(error).context("the table cannot be written to standard output"),

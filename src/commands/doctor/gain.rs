@@ -6,6 +6,7 @@ use crate::commands::why::words::duration;
 use crate::observer::recording::Reader;
 use crate::observer::span::Span;
 use crate::process::exit::Failure;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 const CHECK: &str = "gain";
@@ -18,19 +19,44 @@ const SEARCH_PCT: f64 = 1.0;
 /// The same of IPIs: a vCPU waited for so long on average until its receiver ran, us.
 const IPI_US: f64 = 1000.0;
 
-/// A finding for each recording, those that gain most first.
-///
-/// # Errors
-/// As the recordings have them.
-pub fn findings(recordings: &[PathBuf]) -> Result<Vec<Finding>, Failure> {
+/// Of less, what a host gains is not said for sure, ms.
+const SHORTEST_MS: u64 = 60_000;
+
+/// A finding for each recording, those that gain most first; and what was wrong with those that cannot be read.
+pub fn findings(recordings: &[PathBuf]) -> (Vec<Finding>, Vec<Failure>) {
     let mut days: Vec<(&Path, Day)> = Vec::new();
-    for path in recordings {
-        days.push((path, Day::read(path)?));
+    let mut failures = Vec::new();
+    for path in recordings
+        .iter()
+        .filter(|path| !is_read_with(path, recordings))
+    {
+        match Day::read(path) {
+            Ok(day) => days.push((path, day)),
+            Err(failure) => failures.push(failure),
+        }
     }
     days.sort_by(|(_, a), (_, b)| b.waits_pct().total_cmp(&a.waits_pct()));
     let mut findings: Vec<Finding> = days.iter().map(|(path, day)| day.finding(path)).collect();
+    findings.extend(failures.iter().map(|failure| {
+        Finding::new(
+            CHECK,
+            Severity::Refused,
+            failure.to_string(),
+            "nothing can be told of that host",
+            "cohort watch --record FILE, on that host, makes a recording",
+        )
+    }));
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
-    Ok(findings)
+    (findings, failures)
+}
+
+/// Whether `path` is an older part, such as FILE.1, of a recording that is given, too.
+fn is_read_with(path: &Path, recordings: &[PathBuf]) -> bool {
+    let is_number = |text: &OsStr| {
+        text.to_str()
+            .is_some_and(|text| text.parse::<u32>().is_ok())
+    };
+    path.extension().is_some_and(is_number) && recordings.contains(&path.with_extension(""))
 }
 
 /// What vCPUs of a host did, all of them together.
@@ -118,10 +144,14 @@ impl Day {
             self.waits_pct(),
             100.0 * self.crowded_ms as f64 / span.ms.max(1) as f64
         );
+        let as_far = match span.ms < SHORTEST_MS {
+            true => ", as far as so short a time tells: record a day",
+            false => "",
+        };
         if self.waits_pct() < WAITS_PCT && self.crowded_ms == 0 {
             return Finding::fine(
                 CHECK,
-                format!("{seen}: nothing to gain, vCPUs had CPUs when they wanted them"),
+                format!("{seen}: nothing to gain, vCPUs had CPUs when they wanted them{as_far}"),
             );
         }
         let ways = self.wait_for_each_other();
@@ -133,7 +163,7 @@ impl Day {
             return Finding::new(
                 CHECK,
                 Severity::Note,
-                format!("{seen}: little to gain"),
+                format!("{seen}: little to gain{as_far}"),
                 format!(
                     "its vCPUs wait for CPUs, but were not seen to wait for each other{hidden}: Cohort divides the CPU time by VM, and makes none"
                 ),
@@ -143,7 +173,7 @@ impl Day {
         Finding::new(
             CHECK,
             Severity::Warning,
-            format!("{seen}: it gains"),
+            format!("{seen}: it gains{as_far}"),
             format!(
                 "its vCPUs wait for CPUs and for each other: {}",
                 ways.join(", ")
@@ -159,7 +189,14 @@ mod tests {
     use crate::observer::recording::{Kept, Recorder};
     use crate::observer::view::{HostView, VcpuView, VmView};
 
-    fn recording(folder: &Path, name: &str, ready_pct: f64, spin_exits: u64) -> PathBuf {
+    /// Of two windows.
+    fn recording(
+        folder: &Path,
+        name: &str,
+        window_ms: u64,
+        ready_pct: f64,
+        spin_exits: u64,
+    ) -> PathBuf {
         let path = folder.join(name);
         let all = VcpuView {
             vcpus: 2,
@@ -173,7 +210,7 @@ mod tests {
             ..VmView::default()
         };
         let view = HostView {
-            window_ms: 1000,
+            window_ms,
             cpus: 2,
             scheduler: String::from("stock"),
             vms: [(7, vm)].into(),
@@ -188,13 +225,15 @@ mod tests {
     #[test]
     fn the_host_whose_vcpus_wait_for_each_other_comes_first() {
         let folder = tempfile::tempdir().expect("a folder can be made");
-        let host = |name, ready_pct, spins| recording(folder.path(), name, ready_pct, spins);
+        let host =
+            |name, ready_pct, spins| recording(folder.path(), name, 60_000, ready_pct, spins);
         let files = [
             host("idle", 0.1, 0),
             host("full", 40.0, 3),
-            host("spins", 30.0, 4000),
+            host("spins", 30.0, 240_000),
         ];
-        let found = findings(&files).expect("they are whole");
+        let (found, failures) = findings(&files);
+        assert!(failures.is_empty(), "{failures:?}");
         let told: Vec<(Severity, bool)> = ["spins", "full", "idle"]
             .iter()
             .zip(&found)
@@ -205,5 +244,29 @@ mod tests {
         // Of 50 % running and 30 % waiting.
         assert!(found[0].seen.contains("waited 37.5 %"), "{found:?}");
         assert!(found[0].why.contains("4000 exits per second"), "{found:?}");
+    }
+
+    #[test]
+    fn what_cannot_be_read_hides_no_other_one_and_seconds_are_said_to_be_short() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let good = recording(folder.path(), "good", 1000, 30.0, 4000);
+        let missing = folder.path().join("missing");
+        let (found, failures) = findings(&[missing, good]);
+        assert_eq!(failures.len(), 1);
+        assert_eq!(found[0].severity, Severity::Refused);
+        assert!(found[0].seen.contains("missing"), "{found:?}");
+        assert!(found[1].seen.contains("so short a time"), "{found:?}");
+    }
+
+    #[test]
+    fn an_older_part_is_no_host_of_its_own() {
+        let folder = tempfile::tempdir().expect("a folder can be made");
+        let newest = recording(folder.path(), "host", 60_000, 30.0, 0);
+        let other = recording(folder.path(), "host.a", 60_000, 30.0, 0);
+        let older = folder.path().join("host.1");
+        std::fs::copy(&newest, &older).expect("there is room");
+        let of = |files: &[PathBuf]| findings(files).0.len();
+        assert_eq!(of(&[newest.clone(), older.clone(), other]), 2);
+        assert_eq!(of(&[older]), 1);
     }
 }

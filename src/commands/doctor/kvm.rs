@@ -87,9 +87,9 @@ fn sight(host: &Host) -> Finding {
             return Finding::new(
                 "sight",
                 Severity::Refused,
+                "KVM cannot be looked into",
+                "vCPUs cannot be told from other threads, so only `cohort doctor` works here",
                 format!("{error:#}"),
-                "vCPUs cannot be told from other threads",
-                "be root, and let kernel.kptr_restrict be 0 or 1",
             );
         }
     };

@@ -28,7 +28,7 @@ pub struct DoctorOptions {
 
     /// Look at recordings of `cohort watch` or `top` instead of this host, one per host and best of a day, and say which of those
     /// hosts gain from Cohort; needs no privileges
-    #[arg(long = "recording", value_name = "FILE", num_args = 1..)]
+    #[arg(long = "recording", value_name = "FILE", num_args = 1.., conflicts_with = "config")]
     recordings: Vec<PathBuf>,
 
     /// Leave out what is fine
@@ -50,11 +50,12 @@ pub fn examine(host: &Host, settings: &SettingsSource) -> Vec<Finding> {
 /// Prints what was found.
 ///
 /// # Errors
-/// With [`Exit::Unfit`] or [`Exit::Advice`] for the worst finding, and when nothing can be printed.
+/// With [`Exit::Unfit`] or [`Exit::Advice`] for the worst finding, with [`Exit::BadRecording`] for a recording that cannot be read,
+/// and when nothing can be printed.
 pub fn doctor(options: &DoctorOptions, host: &Host) -> Result<(), Failure> {
-    let mut findings = match options.recordings.as_slice() {
-        [] => examine(host, &options.settings),
-        recordings => gain::findings(recordings)?,
+    let (mut findings, failures) = match options.recordings.as_slice() {
+        [] => (examine(host, &options.settings), Vec::new()),
+        recordings => gain::findings(recordings),
     };
     let worst = findings.iter().map(|finding| finding.severity).max();
     if options.quiet {
@@ -63,6 +64,9 @@ pub fn doctor(options: &DoctorOptions, host: &Host) -> Result<(), Failure> {
     match options.json {
         true => print(&json_line(&findings)?)?,
         false => print(&text(&findings))?,
+    }
+    if let Some(failure) = failures.into_iter().next() {
+        return Err(failure);
     }
     match worst {
         Some(Severity::Refused) => Err(Failure::new(

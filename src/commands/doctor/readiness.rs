@@ -32,7 +32,7 @@ pub fn findings(host: &Host) -> Vec<Finding> {
             Severity::Note,
             format!("{}, with sched_ext; {}", release.trim(), lacks.join("; ")),
             "Cohort runs, and does without",
-            "docs/kernels.md says which kernels have it, if it matters here",
+            "/usr/share/doc/cohort/kernels.md says which kernels have it, if it matters here",
         ),
         Ok(()) => Finding::fine(
             "kernel",
@@ -71,7 +71,7 @@ pub fn settings(host: &Host, source: &SettingsSource) -> Finding {
             Severity::Refused,
             failure.to_string(),
             "`cohort run` would not start",
-            "correct that line; `cohort run --help` tells what may stand there",
+            "correct that; `cohort run --help` tells what may stand there",
         ),
     }
 }
@@ -104,7 +104,7 @@ fn refused(check: &'static str, refusal: &Refusal) -> Finding {
         }
         _ => (
             "Cohort is a sched_ext scheduler for x86-64, and needs a kernel that has that and describes it soundly",
-            "boot another kernel: docs/kernels.md lists which are known to work",
+            "boot another kernel: /usr/share/doc/cohort/kernels.md lists which are known to work",
         ),
     };
     Finding::new(check, Severity::Refused, refusal.to_string(), why, mend)

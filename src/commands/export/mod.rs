@@ -53,7 +53,8 @@ pub struct ExportOptions {
 /// An address, or a name that has one, and a port.
 fn address(text: &str) -> Result<SocketAddr, String> {
     let addresses = text.to_socket_addrs();
-    let first = addresses.map_err(|error| error.to_string())?.next();
+    let as_in = |error| format!("{error}: write it as in 127.0.0.1:9745");
+    let first = addresses.map_err(as_in)?.next();
     first.ok_or_else(|| String::from("it has no address"))
 }
 

@@ -6,14 +6,15 @@ mod choice;
 mod draw;
 mod model;
 
-use crate::commands::watch::{WatchOptions, watch};
+use crate::commands::watch::{WatchOptions, all_vms, watch};
 use crate::host::paths::Host;
-use crate::observer::recording::{RecordOptions, Recorder, Recording};
+use crate::observer::recording::{Reader, RecordOptions, Recorder, Recording};
 use crate::observer::view::HostView;
 use crate::observer::{Observer, Windows};
 use crate::process::exit::Failure;
 use crate::process::signals::watch_signals;
 use crate::text::duration::{self, parse_interval};
+use crate::text::table::print;
 use anyhow::{Context, anyhow};
 use clap::Args;
 use model::{Action, Model};
@@ -36,8 +37,8 @@ pub struct TopOptions {
     #[arg(long, value_name = "TIME", visible_alias = "interval-s", default_value = "1s", value_parser = parse_interval)]
     interval: Duration,
 
-    /// Print tables instead of filling the screen, as `cohort watch` does, which has more options
-    #[arg(long, conflicts_with = "replay")]
+    /// Print tables instead of filling the screen, as `cohort watch` does, which has more options; of a recording all at once
+    #[arg(long)]
     batch: bool,
 
     #[command(flatten)]
@@ -50,6 +51,15 @@ pub struct TopOptions {
 
 /// Shows windows until the user leaves.
 pub fn top(options: &TopOptions, host: &Host) -> Result<(), Failure> {
+    if options.batch
+        && let Some(path) = &options.replay
+    {
+        let mut reader = Reader::open(path)?;
+        while let Some(view) = reader.window()? {
+            print(&all_vms(&view, false))?;
+        }
+        return Ok(());
+    }
     if options.batch {
         let options = WatchOptions::tables(options.interval, options.record.clone());
         return watch(&options, host);
@@ -157,7 +167,7 @@ fn on_screen(
 ) -> Result<(), Failure> {
     if !stdin().is_terminal() || !stdout().is_terminal() {
         return Err(Failure::from(anyhow!(
-            "standard input and output are no terminal: use --batch, or `cohort watch`"
+            "standard input and output are no terminal: use --batch"
         )));
     }
     let file = choice::file();

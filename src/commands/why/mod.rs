@@ -68,8 +68,9 @@ pub struct WhyOptions {
     json: bool,
 }
 
-fn time(text: &str) -> Result<SystemTime, humantime::TimestampError> {
+fn time(text: &str) -> Result<SystemTime, &'static str> {
     humantime::parse_rfc3339_weak(text)
+        .map_err(|_| "write date and time in UTC, such as \"2026-01-31 14:05:00\"")
 }
 
 /// Looks, and prints the findings.
@@ -133,6 +134,7 @@ fn recorded(path: &Path, asked: &Asked) -> Result<Span, Failure> {
     let mut reader = Reader::open(path)?;
     let bad = |sentence| Failure::new(Exit::BadRecording, sentence);
     let mut span = Span::default();
+    let (mut first_ms, mut last_ms) = (u64::MAX, 0);
     while let Some(view) = reader.window()? {
         if (asked.from.is_some() || asked.to.is_some()) && view.ended_ms == 0 {
             return Err(bad(anyhow!(
@@ -141,6 +143,8 @@ fn recorded(path: &Path, asked: &Asked) -> Result<Span, Failure> {
             )));
         }
         let begin_ms = view.ended_ms.saturating_sub(view.window_ms);
+        first_ms = first_ms.min(begin_ms);
+        last_ms = last_ms.max(view.ended_ms);
         if asked.from.is_none_or(|from| view.ended_ms > unix_ms(from))
             && asked.to.is_none_or(|to| begin_ms < unix_ms(to))
         {
@@ -149,8 +153,10 @@ fn recorded(path: &Path, asked: &Asked) -> Result<Span, Failure> {
     }
     match span.windows {
         0 => Err(bad(anyhow!(
-            "{} holds no window of this time; its times are in UTC",
-            path.display()
+            "{} holds no window between --from and --to; it lasts from {} to {}",
+            path.display(),
+            words::moment(first_ms),
+            words::moment(last_ms)
         ))),
         _ => Ok(span),
     }
