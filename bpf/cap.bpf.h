@@ -22,22 +22,32 @@ static bool is_used_up(const struct group *g)
 	return g->quota_ns && g->budget_ns <= 0;
 }
 
-/* Is a cap at or above group @id used up? */
-__noinline bool is_throttled(u32 id)
+/* By how much (ns, and one) the cap at or above group @id that is overdrawn most is; 0:
+ * none is used up. */
+__noinline u64 overdraft(u32 id)
 {
+	u64 most = 0;
 	u32 level;
 
 	if (!nr_capped)
-		return false;
+		return 0;
 	bpf_for(level, 0, MAX_CGROUP_DEPTH) {
 		struct group *g = climb(&id);
+		s64 budget_ns;
 
 		if (!g)
 			break;
-		if (is_used_up(g))
-			return true;
+		budget_ns = g->budget_ns;
+		if (g->quota_ns && budget_ns <= 0 && 1 - budget_ns > most)
+			most = 1 - budget_ns;
 	}
-	return false;
+	return most;
+}
+
+/* Is a cap at or above group @id used up? */
+static bool is_throttled(u32 id)
+{
+	return overdraft(id) > 0;
 }
 
 /* Did the tick that is handled find @p in the kernel? Not a guest's. */
@@ -57,25 +67,21 @@ static bool ticks_in_kernel(struct task_struct *p)
 /* The running @p, with @tc, is ticked: it stops if a cap says so. */
 static void obey_cap(struct task_struct *p, struct task_ctx *tc)
 {
-	if (!is_throttled(tc->cgroup_group)) {
-		tc->capped_at_ns = 0;
-		tc->parks = 0;
-		return;
-	}
-	if (!tc->capped_at_ns)
-		tc->capped_at_ns = tc->charged_ns;
-	tc->parks = cap_stops(ticks_in_kernel(p),
-			      tc->charged_ns - tc->capped_at_ns);
+	u64 overdrawn_ns = overdraft(tc->cgroup_group);
+
+	tc->parks = overdrawn_ns && cap_stops(ticks_in_kernel(p), overdrawn_ns);
 	if (tc->parks)
 		scx_bpf_task_set_slice(p, 0);
 }
 
-/* Is @p, with @tc, parked rather than run? Who @woke holds no lock of the kernel if it
- * is a vCPU that was halted. */
+/* Is @p, with @tc, parked rather than run? Who @woke is in the kernel, but holds no
+ * lock there if it is a vCPU that was halted. */
 static bool has_to_park(struct task_struct *p, struct task_ctx *tc, bool woke)
 {
-	return is_throttled(tc->cgroup_group) &&
-	       (woke ? is_halted(p) : tc->parks);
+	u64 overdrawn_ns = overdraft(tc->cgroup_group);
+
+	return overdrawn_ns &&
+	       (tc->parks || cap_stops(!woke || !is_halted(p), overdrawn_ns));
 }
 
 /* Pay @used_ns from the budgets of @id and all above it. */
@@ -120,7 +126,8 @@ static int refill_cap(void *map, u32 *key, struct group *g)
 		&g->budget_ns,
 		cap_refill(budget, g->quota_ns, g->burst_ns, g->period_ns) -
 			budget);
-	if (was_used_up && !is_used_up(g))
+	/* Also where it is used up still: who is parked for too long is let go. */
+	if (was_used_up)
 		wake_parked();
 	if (g->quota_ns)
 		bpf_timer_start(&g->cap_timer, g->period_ns, 0);

@@ -337,13 +337,17 @@ static bool waits_for_cpu(const struct task_ctx *tc)
 	return queue && !(queue & PARKED_QUEUE);
 }
 
-/* A task is about to wait in @queue, before which nobody may look for it. */
-static void begins_to_wait(struct task_ctx *tc, u32 queue, struct domain *d)
+/* A task that may run on @cpus of @d is about to wait in @queue, before which nobody
+ * may look for it. */
+static void begins_to_wait(struct task_ctx *tc, u32 queue, struct domain *d,
+			   u64 cpus)
 {
 	tc->queue = queue;
 	if (!(queue & BOUND_QUEUE))
 		d->waited_last = queue;
 	__sync_fetch_and_add(&d->nr_waiting, 1);
+	if (cpus & ~d->look)
+		__sync_fetch_and_or(&d->look, cpus);
 }
 
 /* One task less waits for @cpu only. */
@@ -358,10 +362,9 @@ static void unbind(u32 cpu, struct domain *d)
 		__sync_fetch_and_or(&d->bound, bit_of(cpu));
 }
 
-/* The task waits no more: it runs, sleeps, or moves to another queue. */
-static void stop_waiting(struct task_ctx *tc)
+/* @tc waits in @queue no more. */
+static void leave_queue(struct task_ctx *tc, u32 queue)
 {
-	u32 queue = __sync_lock_test_and_set(&tc->queue, 0);
 	struct domain *d;
 	struct entity *e;
 	u32 number = queue & ~QUEUE_KINDS;
@@ -390,6 +393,21 @@ static void stop_waiting(struct task_ctx *tc)
 			return;
 	}
 	__sync_fetch_and_sub(&d->nr_waiting, 1);
+}
+
+/* The task waits no more: it runs, sleeps, or moves to another queue. */
+static void stop_waiting(struct task_ctx *tc)
+{
+	leave_queue(tc, __sync_lock_test_and_set(&tc->queue, 0));
+}
+
+/* The same, if it waits in @queue; false: somebody else had it stop meanwhile. */
+static bool stop_waiting_in(struct task_ctx *tc, u32 queue)
+{
+	if (__sync_val_compare_and_swap(&tc->queue, queue, 0) != queue)
+		return false;
+	leave_queue(tc, queue);
+	return true;
 }
 
 /* @p, at which @it stands in its queue, to this CPU's local DSQ; false if another CPU

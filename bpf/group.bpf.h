@@ -421,12 +421,10 @@ static void set_parent(u32 id, u32 place)
 	u32 old;
 	s64 contributed;
 
-	if (!g)
-		return;
-	old = g->info.parent;
-	if (old == place)
+	if (!g || g->info.parent == place)
 		return;
 	bpf_spin_lock(&g->lock);
+	old = g->info.parent;
 	contributed = g->contributed;
 	g->contributed = 0;
 	g->active = 0;

@@ -162,23 +162,6 @@ s32 BPF_STRUCT_OPS(cohort_select_cpu, struct task_struct *p, s32 prev_cpu,
 	return cpu;
 }
 
-/* A CPU that went idle before it could see that @p waits looks again: see
- * cohort_update_idle(). */
-static bool wake_idle_cpu(struct task_struct *p)
-{
-	const struct cpumask *idle = scx_bpf_get_idle_cpumask();
-	/* None, as a rule, and this is less to do than picking one. */
-	bool any = bpf_cpumask_intersects(idle, p->cpus_ptr);
-	s32 cpu;
-
-	scx_bpf_put_idle_cpumask(idle);
-	cpu = any ? scx_bpf_pick_idle_cpu(p->cpus_ptr, 0) : -EBUSY;
-	if (cpu < 0)
-		return false;
-	kick_cpu(cpu, SCX_KICK_IDLE);
-	return true;
-}
-
 /*
  * A task of @e waits, at the CPU @here of @d. If @e has a CPU in this turn that runs
  * somebody else meanwhile, that CPU is told. If it did not wake, @here looks by itself.
@@ -248,7 +231,7 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 		c = lookup_cpu(cpu);
 		vtime = to.key + (c ? c->bound_offset : 0);
 		kick_cpu(cpu, SCX_KICK_IDLE);
-	} else if (wake_idle_cpu(p) ||
+	} else if (wake_idle_cpu(p, to.domain) ||
 		   take_quiet_cpu(e, to.queue, d, bit_of(cpu)) ||
 		   call_cpu(e, d, to.domain == domain_of(cpu) ? bit_of(cpu) : 0,
 			    woke, now)) {
@@ -366,11 +349,12 @@ static bool serve_slot(struct cpu_state *c, s32 cpu, struct domain *d,
 		       c->slot == SLOT_BOUND ? 0 : turn_length(d));
 }
 
-/* @cpu, in domain @domain_id, takes a task from elsewhere than its slot. */
-static bool fill_in(s32 cpu, struct domain *d, u32 domain_id, u64 now)
+/* @c, of @cpu, in domain @domain_id, takes a task from elsewhere than its slot. */
+static bool fill_in(struct cpu_state *c, s32 cpu, struct domain *d,
+		    u32 domain_id, u64 now)
 {
-	return take_bound(cpu) || take_next(d, domain_id, cpu, now) ||
-	       pull_from_any(d, domain_id, cpu, now);
+	return take_bound(cpu) || take_any(domain_id, cpu, now) ||
+	       pull_from_any(c, d, domain_id, cpu, now);
 }
 
 /* CPU @cpu is to take a task from another domain, once. */
@@ -388,7 +372,7 @@ static bool gives_quiet_cpu(struct cpu_state *c, struct domain *d,
 			    u32 domain_id, s32 cpu, u64 now)
 {
 	c->samples = 0;
-	if (!c->rests || !take_next(d, domain_id, cpu, now))
+	if (!c->rests || !take_next(domain_id, cpu, now))
 		return false;
 	count_effect(MECH_HALTED);
 	return true;
@@ -425,7 +409,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 	if (prev && tc)
 		go_on(c, prev);
 	else
-		fill_in(cpu, d, domain_id, now);
+		fill_in(c, cpu, d, domain_id, now);
 }
 
 /*
@@ -755,8 +739,12 @@ void BPF_STRUCT_OPS(cohort_quiescent, struct task_struct *p, u64 deq_flags)
 static void look_up_place(struct task_ctx *tc, struct group *g, u64 now)
 {
 	u32 *rule = bpf_map_lookup_elem(&cohort_rules, &g->info.tgid);
+	u64 before = g->parent_checked_ns;
 
-	g->parent_checked_ns = now;
+	/* One CPU does it. */
+	if (__sync_val_compare_and_swap(&g->parent_checked_ns, before, now) !=
+	    before)
+		return;
 	g->info.cohort_rule = rule ? *rule : COHORT_AUTO;
 	set_parent(tc->group, place_of_vm(tc->cgroup_group));
 }
@@ -776,7 +764,8 @@ void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 		sample(tc, d, cpu);
 	obey_cap(p, tc);
 	g = tc->is_vcpu ? lookup_group(tc->group) : NULL;
-	if (g && is_vm(g) && now - g->parent_checked_ns > PARENT_FRESH_NS)
+	if (g && is_vm(g) &&
+	    vtime_before(g->parent_checked_ns + PARENT_FRESH_NS, now))
 		look_up_place(tc, g, now);
 }
 

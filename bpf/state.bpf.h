@@ -48,6 +48,9 @@ const volatile u64 ready_wait_ns = 24000000;
 /* In this time every group that waits has a turn, however little its weight is. */
 const volatile u64 starved_ns = 500000000;
 
+/* Nobody is parked for longer (ns): a quarter of the watchdog's time. */
+const volatile u64 parked_most_ns = 1250000000;
+
 /* Bits of enum mechanism; written by Rust at any time. */
 volatile u32 mechanisms = (1U << NR_MECH) - 1;
 
@@ -124,6 +127,10 @@ struct domain {
 	u64 quiet; /* CPUs that run a vCPU that rests; atomic */
 	u64 often; /* CPUs whose vCPU is halted often; atomic */
 	u32 refills; /* of caps, when parked tasks were looked through last */
+	s32 to_unpark; /* of those parked then, that were not looked at yet */
+	u32 unparking; /* a CPU looks at them; compare-and-swap */
+	u64 look; /* CPUs that have not looked in vain since somebody began to wait for
+		     whom they are fit; atomic */
 
 	u64 turn __attribute__((aligned(CACHE_LINE))); /* number of the plan */
 	u64 planned_ns; /* when it was made */
@@ -213,6 +220,8 @@ struct cpu_state {
 	u32 slot; /* who has it in this turn: an entity, SLOT_BOUND, 0: nobody;
 		     by its domain's plan */
 	u32 pull_from; /* domain + 1 that it is to take a task from; likewise */
+	u64 pull_again_ns; /* it has looked into the other domains in vain: not before */
+	u32 pulls_later; /* its alarm is set for that */
 } __attribute__((aligned(CACHE_LINE)));
 
 #define SLOT_BOUND ~0U /* tasks bound to it */
@@ -287,8 +296,7 @@ struct task_ctx {
 	u64 vtime; /* ns of virtual time inside its group */
 	u64 bound_vtime; /* like a group's, by which it waits for one CPU */
 	u64 bound_cost; /* virtual time that it used since it waited */
-	u32 parks; /* it may be parked: it holds no lock of the kernel, or too long */
-	u64 capped_at_ns; /* charged_ns when its cap was found used up, 0: it is not */
+	u32 parks; /* a tick stopped it for its cap */
 	u64 parked_at_ns; /* when it was parked, 0: it is not */
 	u64 throttled_ns; /* of its present waiting, parked */
 	u64 ready_at_ns; /* when it began to wait, 0: it does not */

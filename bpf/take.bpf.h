@@ -126,7 +126,8 @@ static bool take_bound(s32 cpu)
 __noinline bool take_entry(u32 domain_id, s32 cpu)
 {
 	struct domain *d = lookup_domain(domain_id);
-	u64 bit = bit_of(cpu);
+	/* What the entries say is of that domain's CPUs. */
+	u64 bit = domain_of(cpu) == domain_id ? bit_of(cpu) : ~0ULL;
 	u32 i;
 
 	if (!d)
@@ -193,10 +194,12 @@ static bool take_only(const struct domain *d)
 	return nr_in(id) == 1 && scx_bpf_dsq_move_to_local(id, 0);
 }
 
-/* Run whoever comes next in domain @domain_id, @d, and may run on @cpu. */
-static bool take_next(struct domain *d, u32 domain_id, s32 cpu, u64 now)
+/* Run whoever comes next in domain @domain_id and may run on @cpu. */
+__noinline bool take_next(u32 domain_id, s32 cpu, u64 now)
 {
-	if (d->nr_waiting <= 0)
+	struct domain *d = lookup_domain(domain_id);
+
+	if (!d || d->nr_waiting <= 0)
 		return false;
 	if (d->nr_waiting == 1 && take_only(d))
 		return true;
@@ -204,24 +207,47 @@ static bool take_next(struct domain *d, u32 domain_id, s32 cpu, u64 now)
 	       take_unbound(d, cpu);
 }
 
+/* The same for a CPU of @d. Who looked in vain, as it is for none of those that wait,
+ * does not look again until somebody begins to wait for whom it is. */
+__noinline bool take_any(u32 domain_id, s32 cpu, u64 now)
+{
+	struct domain *d = lookup_domain(domain_id);
+	u64 bit = bit_of(cpu);
+
+	if (!d || !(d->look & bit) || d->nr_waiting <= 0)
+		return false;
+	if (take_next(domain_id, cpu, now))
+		return true;
+	__sync_fetch_and_and(&d->look, ~bit);
+	/* Who began to wait before that could be seen is found now. */
+	if (!take_next(domain_id, cpu, now))
+		return false;
+	__sync_fetch_and_or(&d->look, bit);
+	return true;
+}
+
 /* Run whoever waits in domain @from, which is another one. */
 static bool pull(u32 from, s32 cpu, u64 now)
 {
-	struct domain *d = lookup_domain(from);
-
-	if (!d || !take_next(d, from, cpu, now))
+	if (!take_next(from, cpu, now))
 		return false;
 	count(&host_stats.stolen);
 	return true;
 }
 
-/* This CPU, of @d, has nothing to do: whoever waits in another domain. */
-static bool pull_from_any(struct domain *d, u32 domain_id, s32 cpu, u64 now)
+/* @c, of @cpu in @d, has nothing to do: whoever waits in another domain. Looking in
+ * vain takes long, so it does that once in a slice. */
+static bool pull_from_any(struct cpu_state *c, struct domain *d, u32 domain_id,
+			  s32 cpu, u64 now)
 {
 	u32 i, from = d->far;
 
-	if (!nr_crowded)
+	if (!nr_crowded || nr_domains < 2)
 		return false;
+	if (vtime_before(now, c->pull_again_ns)) {
+		c->pulls_later = set_alarm(cpu, c->pull_again_ns - now);
+		return false;
+	}
 	bpf_for(i, 0, nr_domains) {
 		from = next_domain(from);
 		if (from != domain_id && pull(from, cpu, now)) {
@@ -229,6 +255,7 @@ static bool pull_from_any(struct domain *d, u32 domain_id, s32 cpu, u64 now)
 			return true;
 		}
 	}
+	c->pull_again_ns = now + slice_ns;
 	return false;
 }
 

@@ -76,19 +76,24 @@ static bool wait_together(struct task_struct *p, struct task_ctx *tc,
 	u32 id = entity_for(tc, to->domain);
 	struct entity *e = id ? lookup_entity(id) : NULL;
 
+	u32 of_group;
+
 	/* One in the middle of a hook cannot move. */
 	if (!d || !e || is_migration_disabled(p))
 		return false;
+	of_group = e->group;
 	find_cpus(p, tc, e, to->domain);
 	__sync_fetch_and_add(&e->nr_waiting, 1);
-	if (is_apart(p, tc, e)) {
+	/* It may just have been given back. */
+	if (e->state == ENTITY_FREE || e->group != of_group ||
+	    is_apart(p, tc, e)) {
 		__sync_fetch_and_sub(&e->nr_waiting, 1);
 		set_apart(tc, g, true);
 		return false;
 	}
 	set_apart(tc, g, false);
 	tc->bound_cost = 0;
-	begins_to_wait(tc, id, d);
+	begins_to_wait(tc, id, d, tc->cpus);
 	to->queue = id;
 	to->key = task_key(tc, g);
 	return true;
@@ -99,7 +104,8 @@ static bool wait_together(struct task_struct *p, struct task_ctx *tc,
  * to it, behind them by what it used since it waited last. Virtual time may run at
  * another pace elsewhere, so nothing older counts.
  */
-static bool wait_bound(struct task_ctx *tc, s32 cpu, struct place *to)
+static bool wait_bound(const struct task_struct *p, struct task_ctx *tc,
+		       s32 cpu, struct place *to)
 {
 	struct domain *d = lookup_domain(to->domain);
 	struct cpu_state *c = lookup_cpu(cpu);
@@ -119,7 +125,8 @@ static bool wait_bound(struct task_ctx *tc, s32 cpu, struct place *to)
 	tc->bound_cost = 0;
 	to->queue = BOUND_QUEUE | cpu;
 	to->key = tc->bound_vtime;
-	begins_to_wait(tc, to->queue, d);
+	begins_to_wait(tc, to->queue, d,
+		       p->nr_cpus_allowed == 1 ? bit_of(cpu) : d->cpus);
 	if (!__sync_fetch_and_add(&c->nr_bound, 1))
 		__sync_fetch_and_or(&d->bound, bit_of(cpu));
 	return true;
@@ -137,7 +144,7 @@ __noinline bool choose_place(struct task_struct *p __arg_trusted,
 	if (wait_together(p, tc, g, to))
 		return true;
 	to->domain = domain_of(cpu);
-	return wait_bound(tc, cpu, to);
+	return wait_bound(p, tc, cpu, to);
 }
 
 /* A task of @g is in the queue that was chosen. */
@@ -157,13 +164,19 @@ static void note_waiting(const struct place *at, struct group *g, u64 now)
 
 /* ---- caps ---- */
 
+/* Tasks of @d are parked, and were not all looked at since a budget was refilled. */
+static bool has_to_unpark(const struct domain *d)
+{
+	return d->nr_parked > 0 &&
+	       (d->to_unpark > 0 || d->refills != nr_refills);
+}
+
 /* @p waits until its cap is refilled. */
 static void park(struct task_struct *p, struct task_ctx *tc, struct domain *d,
 		 u32 domain_id, u64 enq_flags, u64 now)
 {
 	__sync_fetch_and_add(&d->nr_parked, 1);
 	tc->parked_at_ns = now;
-	tc->capped_at_ns = 0;
 	tc->queue = PARKED_QUEUE | domain_id;
 	scx_bpf_dsq_insert(p, PARKED_QUEUE | domain_id, slice_ns, enq_flags);
 	/* The refill may have come between. */
@@ -171,59 +184,88 @@ static void park(struct task_struct *p, struct task_ctx *tc, struct domain *d,
 		wake_parked();
 }
 
-/* The parked @p, at which @it stands, waits for a CPU again. */
+/* A CPU that went idle before it could see that @p waits in domain @domain_id looks
+ * again: see cohort_update_idle(). */
+static bool wake_idle_cpu(struct task_struct *p, u32 domain_id)
+{
+	const struct cpumask *idle = scx_bpf_get_idle_cpumask();
+	/* None, as a rule, and this is less to do than picking one. */
+	bool any = bpf_cpumask_intersects(idle, p->cpus_ptr);
+	struct cpu_state *c;
+	s32 cpu;
+
+	scx_bpf_put_idle_cpumask(idle);
+	cpu = any ? scx_bpf_pick_idle_cpu(p->cpus_ptr, 0) : -EBUSY;
+	if (cpu < 0)
+		return false;
+	c = lookup_cpu(cpu);
+	if (c && domain_of(cpu) != domain_id)
+		c->pull_from = domain_id + 1;
+	kick_cpu(cpu, SCX_KICK_IDLE);
+	return true;
+}
+
+/* The parked @p, at which @it stands in @queue, waits for a CPU again. */
 static void unpark_task(struct bpf_iter_scx_dsq *it, struct task_struct *p,
-			struct task_ctx *tc, u64 now)
+			struct task_ctx *tc, u32 queue, u64 now)
 {
 	struct group *g = lookup_group(tc->group);
+	s32 cpu = scx_bpf_task_cpu(p);
 	struct place to = {};
 
-	if (!g)
-		return;
-	stop_waiting(tc);
-	if (!choose_place(p, tc, scx_bpf_task_cpu(p), &to))
+	if (!g || !stop_waiting_in(tc, queue) || !choose_place(p, tc, cpu, &to))
 		return;
 	scx_bpf_dsq_move_set_slice(it, slice_ns);
 	scx_bpf_dsq_move_set_vtime(it, to.key);
-	if (scx_bpf_dsq_move_vtime(it, p, to.queue, 0))
-		note_waiting(&to, g, now);
+	if (!scx_bpf_dsq_move_vtime(it, p, to.queue, 0)) {
+		stop_waiting_in(tc, to.queue);
+		return;
+	}
+	note_waiting(&to, g, now);
+	if (to.queue & BOUND_QUEUE)
+		kick_cpu(cpu, SCX_KICK_IDLE);
 	else
-		stop_waiting(tc);
+		wake_idle_cpu(p, to.domain);
 }
 
-/* A budget was refilled: the parked tasks of domain @domain_id that need not be any
- * more wait for a CPU again. */
+/*
+ * A budget was refilled: the parked tasks of domain @domain_id that need not be any
+ * more, or were for too long, wait for a CPU again. The others go to the end, so that
+ * all are looked at, some at a time.
+ */
 __noinline int unpark(u32 domain_id)
 {
 	struct domain *d = lookup_domain(domain_id);
-	u32 seen, refills = nr_refills, tries = unknown_zero;
+	u32 queue = PARKED_QUEUE | domain_id, looked = unknown_zero;
 	u64 now = scx_bpf_now();
 	struct task_struct *p;
 
-	if (!d)
+	if (!d || __sync_val_compare_and_swap(&d->unparking, 0, 1))
 		return 0;
-	seen = d->refills;
-	/* One CPU does it. */
-	if (seen == refills ||
-	    __sync_val_compare_and_swap(&d->refills, seen, refills) != seen)
-		return 0;
-	bpf_for_each(scx_dsq, p, PARKED_QUEUE | domain_id, 0) {
+	if (d->refills != nr_refills) {
+		d->refills = nr_refills;
+		d->to_unpark = d->nr_parked;
+	}
+	bpf_for_each(scx_dsq, p, queue, 0) {
 		struct task_ctx *tc = lookup_task_may_fail(p);
 
-		if (++tries > UNPARK_TRIES) {
-			d->refills = seen; /* the others the next time */
+		if (++looked > UNPARK_TRIES)
 			break;
-		}
-		if (tc && !is_throttled(tc->cgroup_group))
-			unpark_task(BPF_FOR_EACH_ITER, p, tc, now);
+		if (tc && (!is_throttled(tc->cgroup_group) ||
+			   now - tc->parked_at_ns > parked_most_ns))
+			unpark_task(BPF_FOR_EACH_ITER, p, tc, queue, now);
+		else
+			scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p, queue, 0);
 	}
+	d->to_unpark -= looked;
+	/* One that is counted, but not there yet, is looked at the next time. */
+	if (looked <= UNPARK_TRIES &&
+	    d->nr_parked <= scx_bpf_dsq_nr_queued(queue))
+		d->to_unpark = 0;
+	__sync_lock_test_and_set(&d->unparking, 0);
+	if (has_to_unpark(d))
+		kick_cpu(bpf_get_smp_processor_id(), SCX_KICK_PREEMPT);
 	return 0;
-}
-
-/* Tasks of @d are parked, and a budget was refilled since they were looked at. */
-static bool has_to_unpark(const struct domain *d)
-{
-	return d->nr_parked > 0 && d->refills != nr_refills;
 }
 
 #endif /* COHORT_WAIT_BPF_H */

@@ -21,8 +21,8 @@
 enum fair_consts {
 	SHARE_ONE = 1 << 24, /* the whole host; 1,000 equal VMs err 0.006 % */
 	CAP_DEBT_NS = 1000000000, /* the longest a cap makes up for */
-	CAP_GRACE_NS = 20000000, /* of CPU time, to leave the kernel; a
-				     write of 32 MiB takes 9 ms */
+	CAP_GRACE_NS = 20000000, /* by which tasks in the kernel overdraw a cap;
+				     a write of 32 MiB takes 9 ms */
 	WEIGHT_DEFAULT = 100, /* of a cgroup, and of a VM or the tasks in one */
 	TASK_WEIGHT_LEAST = 10, /* that counts, of tasks in a group: nice 10 */
 	TASK_WEIGHT_MOST = 1000, /* nice -10 */
@@ -216,9 +216,9 @@ static inline s64 cap_refill(s64 budget_ns, u64 quota_ns, u64 burst_ns,
 }
 
 /*
- * Does a task stop running here, which has used @overdrawn_ns since its cap was found
- * used up? Not in the kernel, where it may hold locks that others wait for. But some
- * tasks hardly ever leave the kernel, and are to obey as well.
+ * Does a task stop running here whose cap is overdrawn by @overdrawn_ns? Not in the
+ * kernel, where it may hold locks that others wait for. But some tasks hardly ever
+ * leave the kernel, or sleep before each tick, and are to obey as well.
  */
 static inline bool cap_stops(bool in_kernel, u64 overdrawn_ns)
 {

@@ -172,9 +172,9 @@ impl<'a, 'object> Watch<'a, 'object> {
             host,
             cookies: Every::new(COOKIE_PERIOD),
             kvm: Every::new(KVM_PERIOD),
-            exceptions: Every::new(EXCEPTIONS_PERIOD),
+            exceptions: Every::at_once(EXCEPTIONS_PERIOD),
             halts: Every::new(HALTS_PERIOD),
-            caps: Every::new(CAPS_PERIOD),
+            caps: Every::at_once(CAPS_PERIOD),
             table: settings.stats.map(Every::new),
             printer: settings.stats.and_then(|_| printer()),
             last_table: at_load.clone(),
@@ -348,6 +348,14 @@ impl Every {
         Self {
             period,
             next: Instant::now() + period,
+        }
+    }
+
+    /// Due for the first time now.
+    fn at_once(period: Duration) -> Self {
+        Self {
+            period,
+            next: Instant::now(),
         }
     }
 

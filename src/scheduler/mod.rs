@@ -485,6 +485,7 @@ fn configure_and_load<'object>(
     constants.slice_ns = nanoseconds(settings.slice);
     // A task that waits for longer than the watchdog allows ends the scheduler.
     let starved_ns = nanoseconds(settings.timeout) / 4;
+    constants.parked_most_ns = starved_ns;
     constants.starved_ns = constants.starved_ns.min(starved_ns);
     constants.ready_wait_ns = nanoseconds(settings.ready_wait);
     open.struct_ops.cohort_ops_mut().timeout_ms =

@@ -91,7 +91,7 @@ fn a_cap_never_makes_a_task_wait_longer_than_a_second_or_a_period() {
 }
 
 #[test]
-fn a_task_over_its_cap_stops_outside_the_kernel_or_when_it_had_its_grace() {
+fn a_task_over_its_cap_stops_outside_the_kernel_or_where_its_cap_is_overdrawn_too_far() {
     let grace_ns = CAP_GRACE_NS as u64;
     let stops = |in_kernel, overdrawn_ns| unsafe { cap_stops(in_kernel, overdrawn_ns) };
     assert!(stops(false, 0));
