@@ -22,8 +22,8 @@ static bool is_used_up(const struct group *g)
 	return g->quota_ns && g->budget_ns <= 0;
 }
 
-/* By how much (ns, and one) the cap at or above group @id that is overdrawn most is; 0:
- * none is used up. */
+/* By how much (ns) the cap at or above group @id that is overdrawn most is, at least 1;
+ * 0: none is used up. */
 __noinline u64 overdraft(u32 id)
 {
 	u64 most = 0;

@@ -349,12 +349,11 @@ static bool serve_slot(struct cpu_state *c, s32 cpu, struct domain *d,
 		       c->slot == SLOT_BOUND ? 0 : turn_length(d));
 }
 
-/* @c, of @cpu, in domain @domain_id, takes a task from elsewhere than its slot. */
-static bool fill_in(struct cpu_state *c, s32 cpu, struct domain *d,
-		    u32 domain_id, u64 now)
+/* @cpu, in domain @domain_id, takes a task from elsewhere than its slot. */
+static bool fill_in(s32 cpu, u32 domain_id, u64 now)
 {
 	return take_bound(cpu) || take_any(domain_id, cpu, now) ||
-	       pull_from_any(c, d, domain_id, cpu, now);
+	       pull_from_any(domain_id, cpu, now);
 }
 
 /* CPU @cpu is to take a task from another domain, once. */
@@ -409,7 +408,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 	if (prev && tc)
 		go_on(c, prev);
 	else
-		fill_in(c, cpu, d, domain_id, now);
+		fill_in(cpu, domain_id, now);
 }
 
 /*
@@ -800,8 +799,12 @@ void BPF_STRUCT_OPS(cohort_exit_task, struct task_struct *p,
 	struct task_ctx *tc = lookup_task_may_fail(p);
 	s32 tid = p->pid;
 
-	if (!tc || args->cancelled)
+	if (!tc)
 		return;
+	if (args->cancelled) {
+		count_process(tc->cgroup_group, p->tgid, -1);
+		return;
+	}
 	stop_waiting(tc);
 	if (tc->is_runnable) {
 		tc->is_runnable = 0;

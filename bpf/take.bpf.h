@@ -235,15 +235,17 @@ static bool pull(u32 from, s32 cpu, u64 now)
 	return true;
 }
 
-/* @c, of @cpu in @d, has nothing to do: whoever waits in another domain. Looking in
- * vain takes long, so it does that once in a slice. */
-static bool pull_from_any(struct cpu_state *c, struct domain *d, u32 domain_id,
-			  s32 cpu, u64 now)
+/* @cpu, in domain @domain_id, has nothing to do: whoever waits in another domain. Looking
+ * in vain takes long, so it does that once in a slice. */
+__noinline bool pull_from_any(u32 domain_id, s32 cpu, u64 now)
 {
-	u32 i, from = d->far;
+	struct domain *d = lookup_domain(domain_id);
+	struct cpu_state *c = lookup_cpu(cpu);
+	u32 i, from;
 
-	if (!nr_crowded || nr_domains < 2)
+	if (!nr_crowded || nr_domains < 2 || !d || !c)
 		return false;
+	from = d->far;
 	if (vtime_before(now, c->pull_again_ns)) {
 		c->pulls_later = set_alarm(cpu, c->pull_again_ns - now);
 		return false;

@@ -263,7 +263,7 @@ __noinline int unpark(u32 domain_id)
 	    d->nr_parked <= scx_bpf_dsq_nr_queued(queue))
 		d->to_unpark = 0;
 	__sync_lock_test_and_set(&d->unparking, 0);
-	if (has_to_unpark(d))
+	if (looked && has_to_unpark(d))
 		kick_cpu(bpf_get_smp_processor_id(), SCX_KICK_PREEMPT);
 	return 0;
 }
