@@ -337,17 +337,13 @@ static bool waits_for_cpu(const struct task_ctx *tc)
 	return queue && !(queue & PARKED_QUEUE);
 }
 
-/* A task that may run on @cpus of @d is about to wait in @queue, before which nobody
- * may look for it. */
-static void begins_to_wait(struct task_ctx *tc, u32 queue, struct domain *d,
-			   u64 cpus)
+/* A task is about to wait in @queue, before which nobody may look for it. */
+static void begins_to_wait(struct task_ctx *tc, u32 queue, struct domain *d)
 {
 	tc->queue = queue;
 	if (!(queue & BOUND_QUEUE))
 		d->waited_last = queue;
 	__sync_fetch_and_add(&d->nr_waiting, 1);
-	if (cpus & ~d->look)
-		__sync_fetch_and_or(&d->look, cpus);
 }
 
 /* One task less waits for @cpu only. */

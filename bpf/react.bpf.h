@@ -198,9 +198,8 @@ static int alarm_rings(void *map, u32 *cpu, struct timer *alarm)
 	yields = tc && c->yields_pid == pid;
 	c->yields_pid = 0;
 	if ((yields && gives_way(c, *cpu, tc, pid)) || c->leaves_hook ||
-	    c->lent_pid || c->samples || c->pulls_later)
+	    c->lent_pid || c->samples)
 		kick_cpu(*cpu, SCX_KICK_PREEMPT);
-	c->pulls_later = 0;
 	return 0;
 }
 

@@ -231,7 +231,7 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 		c = lookup_cpu(cpu);
 		vtime = to.key + (c ? c->bound_offset : 0);
 		kick_cpu(cpu, SCX_KICK_IDLE);
-	} else if (wake_idle_cpu(p, to.domain) ||
+	} else if (wake_idle_cpu(p) ||
 		   take_quiet_cpu(e, to.queue, d, bit_of(cpu)) ||
 		   call_cpu(e, d, to.domain == domain_of(cpu) ? bit_of(cpu) : 0,
 			    woke, now)) {
@@ -350,10 +350,10 @@ static bool serve_slot(struct cpu_state *c, s32 cpu, struct domain *d,
 }
 
 /* @cpu, in domain @domain_id, takes a task from elsewhere than its slot. */
-static bool fill_in(s32 cpu, u32 domain_id, u64 now)
+static bool fill_in(s32 cpu, struct domain *d, u32 domain_id, u64 now)
 {
-	return take_bound(cpu) || take_any(domain_id, cpu, now) ||
-	       pull_from_any(domain_id, cpu, now);
+	return take_bound(cpu) || take_next(domain_id, cpu, now) ||
+	       pull_from_any(d, domain_id, cpu, now);
 }
 
 /* CPU @cpu is to take a task from another domain, once. */
@@ -408,7 +408,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 	if (prev && tc)
 		go_on(c, prev);
 	else
-		fill_in(cpu, domain_id, now);
+		fill_in(cpu, d, domain_id, now);
 }
 
 /*

@@ -129,8 +129,6 @@ struct domain {
 	u32 refills; /* of caps, when parked tasks were looked through last */
 	s32 to_unpark; /* of those parked then, that were not looked at yet */
 	u32 unparking; /* a CPU looks at them; compare-and-swap */
-	u64 look; /* CPUs that have not looked in vain since somebody began to wait for
-		     whom they are fit; atomic */
 
 	u64 turn __attribute__((aligned(CACHE_LINE))); /* number of the plan */
 	u64 planned_ns; /* when it was made */
@@ -220,8 +218,6 @@ struct cpu_state {
 	u32 slot; /* who has it in this turn: an entity, SLOT_BOUND, 0: nobody;
 		     by its domain's plan */
 	u32 pull_from; /* domain + 1 that it is to take a task from; likewise */
-	u64 pull_again_ns; /* it has looked into the other domains in vain: not before */
-	u32 pulls_later; /* its alarm is set for that */
 } __attribute__((aligned(CACHE_LINE)));
 
 #define SLOT_BOUND ~0U /* tasks bound to it */

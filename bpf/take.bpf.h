@@ -126,8 +126,7 @@ static bool take_bound(s32 cpu)
 __noinline bool take_entry(u32 domain_id, s32 cpu)
 {
 	struct domain *d = lookup_domain(domain_id);
-	/* What the entries say is of that domain's CPUs. */
-	u64 bit = domain_of(cpu) == domain_id ? bit_of(cpu) : ~0ULL;
+	u64 bit = bit_of(cpu);
 	u32 i;
 
 	if (!d)
@@ -207,25 +206,6 @@ __noinline bool take_next(u32 domain_id, s32 cpu, u64 now)
 	       take_unbound(d, cpu);
 }
 
-/* The same for a CPU of @d. Who looked in vain, as it is for none of those that wait,
- * does not look again until somebody begins to wait for whom it is. */
-__noinline bool take_any(u32 domain_id, s32 cpu, u64 now)
-{
-	struct domain *d = lookup_domain(domain_id);
-	u64 bit = bit_of(cpu);
-
-	if (!d || !(d->look & bit) || d->nr_waiting <= 0)
-		return false;
-	if (take_next(domain_id, cpu, now))
-		return true;
-	__sync_fetch_and_and(&d->look, ~bit);
-	/* Who began to wait before that could be seen is found now. */
-	if (!take_next(domain_id, cpu, now))
-		return false;
-	__sync_fetch_and_or(&d->look, bit);
-	return true;
-}
-
 /* Run whoever waits in domain @from, which is another one. */
 static bool pull(u32 from, s32 cpu, u64 now)
 {
@@ -235,21 +215,13 @@ static bool pull(u32 from, s32 cpu, u64 now)
 	return true;
 }
 
-/* @cpu, in domain @domain_id, has nothing to do: whoever waits in another domain. Looking
- * in vain takes long, so it does that once in a slice. */
-__noinline bool pull_from_any(u32 domain_id, s32 cpu, u64 now)
+/* This CPU, of @d, has nothing to do: whoever waits in another domain. */
+static bool pull_from_any(struct domain *d, u32 domain_id, s32 cpu, u64 now)
 {
-	struct domain *d = lookup_domain(domain_id);
-	struct cpu_state *c = lookup_cpu(cpu);
-	u32 i, from;
+	u32 i, from = d->far;
 
-	if (!nr_crowded || nr_domains < 2 || !d || !c)
+	if (!nr_crowded)
 		return false;
-	from = d->far;
-	if (vtime_before(now, c->pull_again_ns)) {
-		c->pulls_later = set_alarm(cpu, c->pull_again_ns - now);
-		return false;
-	}
 	bpf_for(i, 0, nr_domains) {
 		from = next_domain(from);
 		if (from != domain_id && pull(from, cpu, now)) {
@@ -257,7 +229,6 @@ __noinline bool pull_from_any(u32 domain_id, s32 cpu, u64 now)
 			return true;
 		}
 	}
-	c->pull_again_ns = now + slice_ns;
 	return false;
 }
 

@@ -93,7 +93,7 @@ static bool wait_together(struct task_struct *p, struct task_ctx *tc,
 	}
 	set_apart(tc, g, false);
 	tc->bound_cost = 0;
-	begins_to_wait(tc, id, d, tc->cpus);
+	begins_to_wait(tc, id, d);
 	to->queue = id;
 	to->key = task_key(tc, g);
 	return true;
@@ -104,8 +104,7 @@ static bool wait_together(struct task_struct *p, struct task_ctx *tc,
  * to it, behind them by what it used since it waited last. Virtual time may run at
  * another pace elsewhere, so nothing older counts.
  */
-static bool wait_bound(const struct task_struct *p, struct task_ctx *tc,
-		       s32 cpu, struct place *to)
+static bool wait_bound(struct task_ctx *tc, s32 cpu, struct place *to)
 {
 	struct domain *d = lookup_domain(to->domain);
 	struct cpu_state *c = lookup_cpu(cpu);
@@ -125,8 +124,7 @@ static bool wait_bound(const struct task_struct *p, struct task_ctx *tc,
 	tc->bound_cost = 0;
 	to->queue = BOUND_QUEUE | cpu;
 	to->key = tc->bound_vtime;
-	begins_to_wait(tc, to->queue, d,
-		       p->nr_cpus_allowed == 1 ? bit_of(cpu) : d->cpus);
+	begins_to_wait(tc, to->queue, d);
 	if (!__sync_fetch_and_add(&c->nr_bound, 1))
 		__sync_fetch_and_or(&d->bound, bit_of(cpu));
 	return true;
@@ -144,7 +142,7 @@ __noinline bool choose_place(struct task_struct *p __arg_trusted,
 	if (wait_together(p, tc, g, to))
 		return true;
 	to->domain = domain_of(cpu);
-	return wait_bound(p, tc, cpu, to);
+	return wait_bound(tc, cpu, to);
 }
 
 /* A task of @g is in the queue that was chosen. */
@@ -184,23 +182,19 @@ static void park(struct task_struct *p, struct task_ctx *tc, struct domain *d,
 		wake_parked();
 }
 
-/* A CPU that went idle before it could see that @p waits in domain @domain_id looks
- * again: see cohort_update_idle(). */
-static bool wake_idle_cpu(struct task_struct *p, u32 domain_id)
+/* A CPU that went idle before it could see that @p waits looks again: see
+ * cohort_update_idle(). */
+static bool wake_idle_cpu(struct task_struct *p)
 {
 	const struct cpumask *idle = scx_bpf_get_idle_cpumask();
 	/* None, as a rule, and this is less to do than picking one. */
 	bool any = bpf_cpumask_intersects(idle, p->cpus_ptr);
-	struct cpu_state *c;
 	s32 cpu;
 
 	scx_bpf_put_idle_cpumask(idle);
 	cpu = any ? scx_bpf_pick_idle_cpu(p->cpus_ptr, 0) : -EBUSY;
 	if (cpu < 0)
 		return false;
-	c = lookup_cpu(cpu);
-	if (c && domain_of(cpu) != domain_id)
-		c->pull_from = domain_id + 1;
 	kick_cpu(cpu, SCX_KICK_IDLE);
 	return true;
 }
@@ -225,7 +219,7 @@ static void unpark_task(struct bpf_iter_scx_dsq *it, struct task_struct *p,
 	if (to.queue & BOUND_QUEUE)
 		kick_cpu(cpu, SCX_KICK_IDLE);
 	else
-		wake_idle_cpu(p, to.domain);
+		wake_idle_cpu(p);
 }
 
 /*
