@@ -81,7 +81,8 @@ static bool has_to_park(struct task_struct *p, struct task_ctx *tc, bool woke)
 	u64 overdrawn_ns = overdraft(tc->cgroup_group);
 
 	return overdrawn_ns &&
-	       (tc->parks || cap_stops(!woke || !is_halted(p), overdrawn_ns));
+	       (tc->parks ||
+		cap_stops(!woke || !is_blocking(vcpu_of(p)), overdrawn_ns));
 }
 
 /* Pay @used_ns from the budgets of @id and all above it. */

@@ -159,11 +159,10 @@ static inline struct kvm_vcpu___kvm *vcpu_of(struct task_struct *p)
 	return vcpu;
 }
 
-/* Does @p sleep, or has it just woken, as its vCPU is halted? */
-static inline bool is_halted(struct task_struct *p)
+/* Does @vcpu (NULL: none) sleep in KVM, as it is halted or waits for a page, or has it
+ * just woken from that? */
+static inline bool is_blocking(struct kvm_vcpu___kvm *vcpu)
 {
-	struct kvm_vcpu___kvm *vcpu = vcpu_of(p);
-
 	return vcpu && kvm_read(vcpu, stat.generic.blocking);
 }
 

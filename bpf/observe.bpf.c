@@ -346,7 +346,7 @@ static void note_sleep(struct task_struct *p, struct observed *o)
 	struct pt_regs *regs;
 
 	off->sleep = vcpu ? SLEEP_IN_KVM : 0;
-	if (vcpu && kvm_read(vcpu, stat.generic.blocking))
+	if (is_blocking(vcpu))
 		off->sleep |= SLEEP_PAGE; /* or it would be halted */
 	if (o->task_state & (STATE_STOPPED | STATE_TRACED))
 		off->sleep |= SLEEP_STOPPED;
@@ -491,7 +491,7 @@ static void stops(struct task_struct *p, struct observed *o,
 	o->task_state = task_state;
 	if (task_state) {
 		vcpu = vcpu_now(p, o);
-		blocks = vcpu && kvm_read(vcpu, stat.generic.blocking);
+		blocks = is_blocking(vcpu);
 		for_page = blocks && waits_for_page(vcpu);
 		if (!for_page)
 			o->page_since_ns = 0;

@@ -75,7 +75,6 @@ static bool wait_together(struct task_struct *p, struct task_ctx *tc,
 	struct domain *d = lookup_domain(to->domain);
 	u32 id = entity_for(tc, to->domain);
 	struct entity *e = id ? lookup_entity(id) : NULL;
-
 	u32 of_group;
 
 	/* One in the middle of a hook cannot move. */

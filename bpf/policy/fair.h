@@ -22,7 +22,7 @@ enum fair_consts {
 	SHARE_ONE = 1 << 24, /* the whole host; 1,000 equal VMs err 0.006 % */
 	CAP_DEBT_NS = 1000000000, /* the longest a cap makes up for */
 	CAP_GRACE_NS = 20000000, /* by which tasks in the kernel overdraw a cap;
-				     a write of 32 MiB takes 9 ms */
+				     a write of 16 MiB takes 5 ms */
 	WEIGHT_DEFAULT = 100, /* of a cgroup, and of a VM or the tasks in one */
 	TASK_WEIGHT_LEAST = 10, /* that counts, of tasks in a group: nice 10 */
 	TASK_WEIGHT_MOST = 1000, /* nice -10 */

@@ -346,8 +346,8 @@ impl Every {
     /// Due for the first time after one period.
     fn new(period: Duration) -> Self {
         Self {
-            period,
             next: Instant::now() + period,
+            ..Self::at_once(period)
         }
     }
 

@@ -90,6 +90,12 @@ fn part(path: &Path, number: u32) -> PathBuf {
     name.into()
 }
 
+/// The recording of which `path` is an older part, if it is called like one.
+pub(crate) fn newest_part(path: &Path) -> Option<PathBuf> {
+    let number = path.extension()?.to_str()?;
+    number.parse::<u32>().ok().map(|_| path.with_extension(""))
+}
+
 /// Writes windows to a file.
 pub struct Recorder {
     file: GzEncoder<File>,
@@ -209,7 +215,7 @@ impl Reader {
             match File::open(&path) {
                 Ok(file) => parts.push((path, file)),
                 Err(error) if number > 0 && error.kind() == ErrorKind::NotFound => break,
-                Err(error) => return Err(fail(&path, format!("cannot be read: {error}"))),
+                Err(error) => return Err(unreadable(&path, &error)),
             }
         }
         let mut reader = Self {
@@ -235,15 +241,14 @@ impl Reader {
         while let Some((path, file)) = self.parts.pop() {
             self.path = path;
             let content = content_of(file);
-            self.content =
-                content.map_err(|error| fail(&self.path, format!("cannot be read: {error}")))?;
+            self.content = content.map_err(|error| unreadable(&self.path, &error))?;
             match self.line(LONGEST_HEADER) {
                 Ok(Some(line)) => return check(&self.path, &line).map(|()| true),
                 Ok(None) => {}
                 Err(error) if error.kind() == ErrorKind::InvalidData => {
                     return Err(no_recording(&self.path));
                 }
-                Err(error) => return Err(fail(&self.path, format!("cannot be read: {error}"))),
+                Err(error) => return Err(unreadable(&self.path, &error)),
             }
             // The disk was full, for example.
             self.breaks_off = true;
@@ -272,7 +277,7 @@ impl Reader {
 
     fn window_line(&mut self) -> Result<Option<String>, Failure> {
         self.line(LONGEST_WINDOW)
-            .map_err(|error| fail(&self.path, format!("cannot be read: {error}")))
+            .map_err(|error| unreadable(&self.path, &error))
     }
 
     /// The window that comes next; `None` at the end.
@@ -341,6 +346,10 @@ fn check(path: &Path, line: &str) -> Result<(), Failure> {
 fn no_recording(path: &Path) -> Failure {
     let what = "is no recording of cohort: its first line does not say so (`cohort top --record FILE` makes one)";
     fail(path, what.into())
+}
+
+fn unreadable(path: &Path, error: &io::Error) -> Failure {
+    fail(path, format!("cannot be read: {error}"))
 }
 
 fn fail(path: &Path, what: String) -> Failure {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! A host with 28 times as many vCPUs as CPUs for guests, on which VMs and cgroups come and go meanwhile: `lab boot --cpus 16 --sockets 2
-//! --housekeeping 2`.
+//! A host with 28 times as many vCPUs as CPUs for guests, on which VMs and cgroups come and go meanwhile: `lab boot --cpus 16
+//! --sockets 2 --housekeeping 2`.
 
 use std::panic::resume_unwind;
 use std::thread::{scope, sleep};
@@ -14,8 +14,8 @@ use cohort_micro::Spec;
 use crate::Test;
 use crate::faults::ten_come_and_go;
 use crate::host::{
-    Guest, HostLoad, Setting, Watch, assert_ratio, cohort_stats, lab, shares_in, start_cohort,
-    stop_cohort,
+    Guest, HostLoad, Setting, Watch, assert_ratio, cohort_stats, lab, least_and_most, shares_in,
+    start_cohort, stop_cohort,
 };
 
 pub const TESTS: &[Test] = &[(
@@ -107,11 +107,7 @@ fn two_hundred() -> Result<()> {
     })?;
     let waits_us = view.vms.values().map(|vm| vm.all.longest_ready_us);
     let longest = Duration::from_micros(waits_us.max().unwrap_or_default());
-    let (least, most) = shares
-        .iter()
-        .fold((f64::MAX, 0.0_f64), |(least, most), &share| {
-            (least.min(share), most.max(share))
-        });
+    let (least, most) = least_and_most(shares.iter().copied());
     let stats = cohort_stats()?;
     println!(
         "    the longest wait took {longest:?}; shares are {:.3} to {:.3} of what is fair",

@@ -3,10 +3,9 @@
 
 use crate::commands::finding::{Finding, Severity};
 use crate::commands::why::words::duration;
-use crate::observer::recording::Reader;
+use crate::observer::recording::{Reader, newest_part};
 use crate::observer::span::Span;
 use crate::process::exit::Failure;
-use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 
 const CHECK: &str = "gain";
@@ -26,10 +25,9 @@ const SHORTEST_MS: u64 = 60_000;
 pub fn findings(recordings: &[PathBuf]) -> (Vec<Finding>, Vec<Failure>) {
     let mut days: Vec<(&Path, Day)> = Vec::new();
     let mut failures = Vec::new();
-    for path in recordings
-        .iter()
-        .filter(|path| !is_read_with(path, recordings))
-    {
+    // An older part is read with its recording, if that is given, too.
+    let is_read_with = |path: &Path| newest_part(path).is_some_and(|it| recordings.contains(&it));
+    for path in recordings.iter().filter(|path| !is_read_with(path)) {
         match Day::read(path) {
             Ok(day) => days.push((path, day)),
             Err(failure) => failures.push(failure),
@@ -48,15 +46,6 @@ pub fn findings(recordings: &[PathBuf]) -> (Vec<Finding>, Vec<Failure>) {
     }));
     findings.sort_by_key(|finding| std::cmp::Reverse(finding.severity));
     (findings, failures)
-}
-
-/// Whether `path` is an older part, such as FILE.1, of a recording that is given, too.
-fn is_read_with(path: &Path, recordings: &[PathBuf]) -> bool {
-    let is_number = |text: &OsStr| {
-        text.to_str()
-            .is_some_and(|text| text.parse::<u32>().is_ok())
-    };
-    path.extension().is_some_and(is_number) && recordings.contains(&path.with_extension(""))
 }
 
 /// What vCPUs of a host did, all of them together.

@@ -22,7 +22,7 @@ use ratatui::DefaultTerminal;
 use ratatui::crossterm::event::{self, KeyCode, KeyEventKind, KeyModifiers};
 use std::io::{IsTerminal, stdin, stdout};
 use std::mem::MaybeUninit;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use tracing::warn;
@@ -51,18 +51,13 @@ pub struct TopOptions {
 
 /// Shows windows until the user leaves.
 pub fn top(options: &TopOptions, host: &Host) -> Result<(), Failure> {
-    if options.batch
-        && let Some(path) = &options.replay
-    {
-        let mut reader = Reader::open(path)?;
-        while let Some(view) = reader.window()? {
-            print(&all_vms(&view, false))?;
+    match (&options.replay, options.batch) {
+        (Some(path), true) => return print_recording(path),
+        (None, true) => {
+            let options = WatchOptions::tables(options.interval, options.record.clone());
+            return watch(&options, host);
         }
-        return Ok(());
-    }
-    if options.batch {
-        let options = WatchOptions::tables(options.interval, options.record.clone());
-        return watch(&options, host);
+        (_, false) => {}
     }
     let told_to_leave = watch_signals()?;
     if let Some(path) = &options.replay {
@@ -81,6 +76,14 @@ pub fn top(options: &TopOptions, host: &Host) -> Result<(), Failure> {
         recorder,
     };
     on_screen(source, options.interval, &told_to_leave)
+}
+
+fn print_recording(path: &Path) -> Result<(), Failure> {
+    let mut reader = Reader::open(path)?;
+    while let Some(view) = reader.window()? {
+        print(&all_vms(&view, false))?;
+    }
+    Ok(())
 }
 
 /// Where windows come from.
