@@ -42,10 +42,13 @@ demo: build ## three VMs on four CPUs, drawn and measured under the stock schedu
 	$(LAB) boot --cpus 4 --timeout-s 1200 --out out/demo -- lab inside demo --svg /out/demo.svg $$color && \
 	echo "The drawings as a picture: out/demo/demo.svg"
 
-bench: build ## the matrix of lab/matrix.toml: VMs' progress under the stock scheduler and under Cohort; in the lab. CASE=NAME: one cell; CASE=export: a scrape of 1,000 VMs, here
-	@if [ "$(CASE)" = export ]; then exec $(CARGO) bench --locked --quiet -p cohort --bench export; fi; \
-	$(LAB) bench $(CASE); status=$$?; \
-	[ -n "$(CASE)" ] || $(LAB) report || exit; \
+bench: build ## the matrix of lab/matrix.toml: VMs' progress under the stock scheduler and under Cohort; in the lab. CASE=NAME: one cell; CASE=published: the cases of lab/published.toml; CASE=export: a scrape of 1,000 VMs, here
+	@case "$(CASE)" in \
+	export) exec $(CARGO) bench --locked --quiet -p cohort --bench export ;; \
+	published) $(LAB) bench --cells lab/published.toml ;; \
+	*) $(LAB) bench $(CASE) ;; \
+	esac; status=$$?; \
+	case "$(CASE)" in "" | published) $(LAB) report || exit ;; esac; \
 	exit $$status
 
 deb: build ## a Debian package of what `make install` installs: target/debian/cohort_*.deb, checked by lintian

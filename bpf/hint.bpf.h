@@ -171,7 +171,7 @@ static u64 preempting_margin(const struct task_ctx *tc, struct group *g,
 		return 0;
 	if (is_vm(g) && together > 1)
 		return slice_cost(g, now) * together;
-	return fair_charge(slice_ns / 8, share);
+	return fair_charge(wake_loan_ns(slice_ns), share);
 }
 
 /* May somebody borrow @c? */

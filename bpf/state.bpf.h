@@ -23,7 +23,7 @@ enum {
 #define QUEUE_KINDS  0xf0000U
 
 /* Set by Rust before loading. */
-const volatile u64 slice_ns = 4000000;
+const volatile u64 slice_ns = 2000000;
 const volatile u32 nr_cpus = 1;
 const volatile u32 nr_domains = 1;
 const volatile u32 nr_groups = LEAST_GROUPS; /* number 0 means none */

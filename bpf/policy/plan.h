@@ -21,7 +21,7 @@
 	(1ULL << 36) /* of virtual time: nobody is farther from the present */
 
 enum plan_consts {
-	TURN_HALVINGS = 3, /* a turn is at least an eighth of a slice */
+	TURN_HALVINGS = 2, /* a turn is at least a quarter of a slice */
 	ROUND_ONE = 256, /* of numbers of turns */
 	WIDTH_ONE = 64, /* of mean widths */
 	WIDTH_TURNS =

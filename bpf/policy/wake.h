@@ -17,7 +17,7 @@
 enum wake_consts {
 	WAKE_MARGIN_NS =
 		500000, /* by which a task of the same cgroup has had more */
-	WAKE_LOAN_PART = 8, /* of a slice is lent */
+	WAKE_LOAN_PART = 4, /* of a slice is lent */
 	WAKE_CPU_PART = 4, /* of a CPU's time is, at most */
 	WAKE_BEHIND_PART = 2, /* of a slice that it stands behind a sibling */
 	WAKE_LEAD_TURNS = 1, /* that its VM may be ahead, beyond its own one */

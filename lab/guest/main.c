@@ -8,6 +8,7 @@
  *   locked_percent=N     spin: part of the work that is done inside the lock
  *   policy=spin|sleep    how the barrier waits
  *   directory=PATH       files: counts when a file in this folder was written and closed,
+ *   file=PATH, byte=N    said: counts when this byte appears in this FIFO,
  *   operations=N         and this many operations each time
  *   counters_file=PATH   count in this file instead of an anonymous page (to try a workload without a guest)
  *
@@ -40,9 +41,12 @@
 _Static_assert(sizeof(struct counter_page) == PAGE_BYTES,
 	       "the counters fill exactly one page");
 
-struct options options = {
-	.work = 1500000, .locked_percent = 33, .directory = ".", .operations = 1
-};
+struct options options = { .work = 1500000,
+			   .locked_percent = 33,
+			   .directory = ".",
+			   .file = "said",
+			   .byte = '\n',
+			   .operations = 1 };
 
 static const struct workload {
 	const char *name;
@@ -61,8 +65,10 @@ static const struct workload {
 	{ .name = "busy", .body = busy_body },
 	{ .name = "latency", .body = latency_body },
 	{ .name = "fork", .body = fork_body },
+	{ .name = "mapping", .body = mapping_body },
 	{ .name = "rcu", .body = rcu_body, .more_threads = 1 },
 	{ .name = "files", .body = files_body, .prepare = files_prepare },
+	{ .name = "said", .body = said_body, .prepare = said_prepare },
 };
 
 static const struct workload *chosen;
@@ -117,6 +123,10 @@ static void parse_option(char *option)
 		counters_file = value;
 	else if (!strcmp(option, "directory"))
 		options.directory = value;
+	else if (!strcmp(option, "file"))
+		options.file = value;
+	else if (!strcmp(option, "byte"))
+		options.byte = number(option, value);
 	else if (!strcmp(option, "operations"))
 		options.operations = number(option, value);
 	else if (!strcmp(option, "policy") && !strcmp(value, "spin"))

@@ -43,8 +43,12 @@ struct options {
 	uint64_t locked_percent;
 	/* Barrier only: wait in the kernel (futex) instead of spinning. */
 	bool sleeping;
-	/* Files only: the folder to watch, and the operations that a file written there stands for. */
+	/* Files only: the folder to watch. */
 	const char *directory;
+	/* Said only: the FIFO, and the byte that counts there. */
+	const char *file;
+	char byte;
+	/* Files and said: what one file, or one byte, stands for. */
 	uint64_t operations;
 };
 
@@ -55,13 +59,16 @@ extern struct counter_page *counters;
 typedef void workload_body(unsigned int thread, _Atomic uint64_t *operations);
 
 workload_body tlb_body, spin_body, pipe_body, barrier_body, busy_body, rcu_body,
-	latency_body, fork_body, files_body;
+	latency_body, fork_body, mapping_body, files_body, said_body;
 
 /* Opens the pipes of all pairs; called before any thread runs. */
 void pipe_prepare(void);
 
 /* Starts to watch the folder. */
 void files_prepare(void);
+
+/* Opens the FIFO. */
+void said_prepare(void);
 
 /* Ends the guest (and with it the test) with a sentence on the console. */
 void die(const char *what) __attribute__((noreturn));

@@ -13,7 +13,7 @@ use cohort::commands::compare::progress::Progress;
 use cohort::scheduler::mechanism::{Mechanism, Switch};
 use serde::{Deserialize, Serialize};
 
-use crate::guest::COUNTER_SLOTS;
+use crate::guest::{COUNTER_SLOTS, REAL_WORKLOADS};
 use crate::inside::info::LabInfo;
 use crate::outside::machine::Vendor;
 
@@ -63,6 +63,19 @@ pub struct Cell {
     /// What the host itself does beside them; `width` is a number of threads.
     #[serde(default)]
     pub host: Vec<Party>,
+    /// What is published of such a case. Such a cell compares the stock scheduler and Cohort, and nothing else.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub published: Option<Published>,
+}
+
+/// What one of the documents that Cohort answers publishes, and what Cohort is to reach.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+#[serde(deny_unknown_fields)]
+pub struct Published {
+    /// The published figure.
+    pub figure: String,
+    /// By how much Cohort is to be above the stock scheduler, percent: the VMs together, and the one that does least.
+    pub goal_percent: f64,
 }
 
 /// Some equal VMs, or the same work of the host several times.
@@ -155,6 +168,14 @@ pub enum Workload {
     Vips,
     /// A backup by restic.
     Restic,
+    /// A block that pbzip2 compresses.
+    Pbzip2,
+    /// An event of sysbench's threads.
+    Sysbench,
+    /// A C file that make has compiled.
+    Make,
+    /// Maps memory, fills it, searches in it and unmaps it, as ebizzy does.
+    Mapping,
 }
 
 impl Workload {
@@ -174,16 +195,20 @@ impl Workload {
             Self::Dbench => "dbench",
             Self::Vips => "vips",
             Self::Restic => "restic",
+            Self::Pbzip2 => "pbzip2",
+            Self::Sysbench => "sysbench",
+            Self::Make => "make",
+            Self::Mapping => "mapping",
         }
     }
 
     /// Whether it needs the guests' image.
     pub fn is_real(self) -> bool {
-        matches!(self, Self::Redis | Self::Dbench | Self::Vips | Self::Restic)
+        REAL_WORKLOADS.contains(&self.name())
     }
 
     fn needs_a_kernel(self) -> bool {
-        self.is_real() || matches!(self, Self::Fork | Self::Rcu)
+        self.is_real() || matches!(self, Self::Fork | Self::Rcu | Self::Mapping)
     }
 
     fn is_for_the_host(self) -> bool {
@@ -280,6 +305,13 @@ impl Cell {
             self.guests == Guests::Micro || self.pause == Pause::Exits,
             "whether PAUSE leaves booted guests is L1's decision: `pause` is for micro guests"
         );
+        if let Some(published) = &self.published {
+            ensure!(
+                (0.0..=1000.0).contains(&published.goal_percent),
+                "`goal_percent` is {}; it must be from 0 to 1000",
+                published.goal_percent
+            );
+        }
         self.vms.iter().try_for_each(|vms| self.check_vms(vms))?;
         self.host.iter().try_for_each(check_host_work)
     }
@@ -464,12 +496,12 @@ impl Variant {
         .collect()
     }
 
-    /// Those that every cell is measured under, and if asked for one per mechanism.
-    pub fn all(each_mechanism: bool) -> Vec<Self> {
-        let mut variants = vec![
-            Self::usual(),
-            Self::without("co-scheduling", &[Mechanism::Cohorts]),
-            Self::without(
+    /// Those that `cell` is measured under, and if asked for one per mechanism.
+    pub fn all(cell: &Cell, each_mechanism: bool) -> Vec<Self> {
+        let mut variants = vec![Self::usual()];
+        if cell.published.is_none() {
+            variants.push(Self::without("co-scheduling", &[Mechanism::Cohorts]));
+            variants.push(Self::without(
                 "yields",
                 &[
                     Mechanism::Yield,
@@ -477,8 +509,8 @@ impl Variant {
                     Mechanism::Rank,
                     Mechanism::Relaxed,
                 ],
-            ),
-        ];
+            ));
+        }
         if each_mechanism {
             let each = Mechanism::value_variants().iter();
             variants.extend(each.map(|&mechanism| Self::of_one(mechanism)));
@@ -552,6 +584,8 @@ pub struct Latency {
     pub p50_us: f64,
     /// All but a hundredth of them took less than this, us.
     pub p99_us: f64,
+    /// The longest took about this, us.
+    pub longest_us: f64,
 }
 
 #[cfg(test)]
@@ -580,9 +614,16 @@ mod tests {
     }
 
     #[test]
-    fn the_matrix_of_this_project_is_sound() {
+    fn the_matrices_of_this_project_are_sound_and_share_no_name() {
         let matrix = Matrix::parse(include_str!("../matrix.toml")).unwrap();
-        assert!(matrix.cells.len() >= 20);
+        let published = Matrix::parse(include_str!("../published.toml")).unwrap();
+        assert!(matrix.cells.iter().all(|cell| cell.published.is_none()));
+        assert!(published.cells.iter().all(|cell| cell.published.is_some()));
+        // Their results are kept side by side.
+        let names = |matrix: &Matrix| -> BTreeSet<String> {
+            matrix.cells.iter().map(|cell| cell.name.clone()).collect()
+        };
+        assert!(names(&matrix).is_disjoint(&names(&published)));
     }
 
     #[test]
@@ -661,15 +702,21 @@ mod tests {
             let switch = switches.iter().find(|switch| switch.mechanism == mechanism);
             switch.unwrap().on
         };
-        let usual = Variant::all(false);
+        let mut cell = example();
+        let usual = Variant::all(&cell, false);
         assert_eq!(usual.len(), 3);
         assert!(on(&usual[0], Mechanism::Cohorts) && on(&usual[0], Mechanism::Rank));
         assert!(!on(&usual[1], Mechanism::Cohorts) && on(&usual[1], Mechanism::Yield));
         assert!(!on(&usual[2], Mechanism::Rank) && on(&usual[2], Mechanism::Cohorts));
-        let all = Variant::all(true);
+        let all = Variant::all(&cell, true);
         assert_eq!(all.len(), 3 + Mechanism::value_variants().len());
         let named = |name: &str| all.iter().find(|variant| variant.name == name).unwrap();
         assert!(!on(named("Cohort without wake"), Mechanism::Wake));
         assert!(on(named("Cohort without wake"), Mechanism::Packing));
+        cell.published = Some(Published {
+            figure: "+14 %".into(),
+            goal_percent: 14.0,
+        });
+        assert_eq!(Variant::all(&cell, false), [Variant::usual()]);
     }
 }

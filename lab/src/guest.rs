@@ -15,19 +15,24 @@ pub const WORKLOAD_PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wo
 const INIT_SCRIPT: &[u8] = include_bytes!("../guest/init");
 
 /// Our own workloads: `lab/guest/*.c`.
-pub const OWN_WORKLOADS: [&str; 8] = [
-    "tlb", "spin", "pipe", "barrier", "busy", "rcu", "latency", "fork",
+pub const OWN_WORKLOADS: [&str; 9] = [
+    "tlb", "spin", "pipe", "barrier", "busy", "rcu", "latency", "fork", "mapping",
 ];
 /// Real workloads: programs of the guests' image, run by the scripts of the same names in `lab/guest/real`.
-pub const REAL_WORKLOADS: [&str; 4] = ["redis", "dbench", "vips", "restic"];
+pub const REAL_WORKLOADS: [&str; 7] = [
+    "redis", "dbench", "vips", "restic", "pbzip2", "sysbench", "make",
+];
 /// What the guests' initrd has in /real.
-const REAL_SCRIPTS: [(&str, &[u8]); 6] = [
+const REAL_SCRIPTS: [(&str, &[u8]); 9] = [
     ("enter", include_bytes!("../guest/real/enter")),
     ("run", include_bytes!("../guest/real/run")),
     ("redis", include_bytes!("../guest/real/redis")),
     ("dbench", include_bytes!("../guest/real/dbench")),
     ("vips", include_bytes!("../guest/real/vips")),
     ("restic", include_bytes!("../guest/real/restic")),
+    ("pbzip2", include_bytes!("../guest/real/pbzip2")),
+    ("sysbench", include_bytes!("../guest/real/sysbench")),
+    ("make", include_bytes!("../guest/real/make")),
 ];
 
 /// "COHORTOP": the first word of a counter page; `COUNTER_MAGIC` in `lab/guest/workload.h`.

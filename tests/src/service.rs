@@ -366,10 +366,10 @@ fn reload(systemd: &Systemd) -> Result<()> {
         wait_for(&format!("{sentence:?} in the log"), PATIENCE, said)
     };
 
-    writeln!(settings, "off = [\"packing\"]\nslice = \"2ms\"")?;
+    writeln!(settings, "off = [\"packing\"]\nslice = \"3ms\"")?;
     systemd.ctl(&["reload", "cohort"])?;
     wait_until_said("packing is off now")?;
-    wait_until_said("slice stays 4ms; 2ms holds from the next start on")?;
+    wait_until_said("slice stays 2ms; 3ms holds from the next start on")?;
     let mechanisms = set(&[])?;
     let is_on = |name: &str| mechanisms.get(name).is_some_and(|stats| stats.on == 1);
     ensure!(!is_on("packing") && is_on("yield"));

@@ -44,9 +44,9 @@ const PROMPT: &str = "(qemu) ";
 const MONITOR_TIMEOUT: Duration = Duration::from_secs(30);
 const LOG_DIRECTORY: &str = "/out/guests";
 const OWN_MEMORY_MIB: u32 = 256;
-/// The files of real workloads are in memory. Three such guests fit into half of L1's memory, which is all that
-/// [`MEMORY_DIRECTORY`] holds.
-const REAL_MEMORY_MIB: u32 = 640;
+/// The files of real workloads are in memory. Four such guests fit into what [`MEMORY_DIRECTORY`] holds on the exact
+/// machine.
+const REAL_MEMORY_MIB: u32 = 400;
 /// Up to here q35 keeps all memory below 4 GiB, where a physical address is an offset in the memory file.
 const MAX_MEMORY_MIB: u32 = 2048;
 /// Quiet, because each console character is several VM exits; the timer check assumes CPUs of at most 4 GHz,

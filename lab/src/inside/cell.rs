@@ -96,7 +96,7 @@ impl<'a> Bench<'a> {
         let mut cohort = Scheduler::cohort(&[])
             .start(Path::new(LOGS))?
             .context("Cohort is a program, so there is one to stop")?;
-        for variant in Variant::all(each_mechanism) {
+        for variant in Variant::all(self.cell, each_mechanism) {
             set(&variant.switches())?;
             let measured = self.measure_all(&variant.name, &alone);
             runs.extend(still_there(&mut cohort, measured)?);

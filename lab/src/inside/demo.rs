@@ -99,6 +99,7 @@ fn cell(cpus: u32) -> Cell {
             locked_percent: 10,
         }],
         host: Vec::new(),
+        published: None,
     }
 }
 

@@ -280,6 +280,7 @@ fn latency(latencies: &Histogram, unit_ns: f64) -> Option<Latency> {
         count: latencies.len(),
         p50_us: quantile_us(0.5)?,
         p99_us: quantile_us(0.99)?,
+        longest_us: quantile_us(1.0)?,
     })
 }
 
@@ -337,6 +338,7 @@ mod tests {
         let latency = done.latency.unwrap();
         assert_eq!(latency.count, 2);
         assert!((1048.0..1311.0).contains(&latency.p99_us), "{latency:?}");
+        assert_eq!(latency.longest_us, latency.p99_us);
     }
 
     #[test]

@@ -21,6 +21,8 @@ use crate::cell::{Cell, CellResult, Matrix};
 
 /// Where the matrix is in a checkout.
 pub const MATRIX: &str = "lab/matrix.toml";
+/// Where the cells are of which something is published.
+pub const PUBLISHED: &str = "lab/published.toml";
 /// Where results are kept.
 pub const RESULTS: &str = "out/bench";
 /// What `lab inside cell` leaves in the run's folder.
@@ -39,8 +41,11 @@ const LAST_LINES: usize = 5;
 /// Options of `lab bench`.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Cells to run, by their names in lab/matrix.toml [default: all]
+    /// Cells to run, by their names in the file of cells [default: all]
     names: Vec<String>,
+    /// The file of cells; lab/published.toml has those of which something is published
+    #[arg(long, value_name = "FILE", default_value = MATRIX)]
+    cells: PathBuf,
     /// Cells that run at a time, each on about one of our cores
     #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
     jobs: u32,
@@ -94,8 +99,9 @@ impl Kept {
 /// When nothing can be run at all, or the lab was told to stop.
 pub fn bench(options: &Options) -> Result<u8> {
     tool::catch_signals()?;
-    let matrix = Matrix::read(Path::new(MATRIX))?;
-    let cells = chosen(&matrix, &options.names)?;
+    let matrix = Matrix::read(&options.cells)?;
+    let cells = chosen(&matrix, &options.names)
+        .with_context(|| format!("Not all of these can be run of {}", options.cells.display()))?;
     fs::create_dir_all(RESULTS)
         .map_err(|error| io_sentence(&format!("{RESULTS} cannot be made"), &error))?;
     let programs = digest_of_programs()?;
@@ -127,7 +133,7 @@ fn chosen<'a>(matrix: &'a Matrix, names: &[String]) -> Result<Vec<&'a Cell>> {
     for name in names {
         ensure!(
             matrix.cells.iter().any(|cell| cell.name == *name),
-            "There is no cell \"{name}\" in {MATRIX}; there are {}.",
+            "there is no cell \"{name}\"; there are {}",
             matrix
                 .cells
                 .iter()
@@ -403,10 +409,7 @@ mod tests {
         assert_eq!(chosen(&matrix, &[]).unwrap().len(), 1);
         assert_eq!(chosen(&matrix, &["lock-2x2".into()]).unwrap().len(), 1);
         let error = chosen(&matrix, &["lock".into()]).unwrap_err();
-        assert!(
-            error.to_string().ends_with("there are lock-2x2."),
-            "{error}"
-        );
+        assert!(error.to_string().ends_with("there are lock-2x2"), "{error}");
     }
 
     #[test]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
 //! `lab report`: makes docs/results.md from the results of the bench, all of it. Not for measuring, and not for judging what
-//! a figure means.
+//! a figure means, but for whether Cohort reaches what is published.
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
@@ -10,9 +10,9 @@ use anyhow::{Context, Result};
 use clap::Args;
 use cohort::commands::compare::statistics::median;
 
-use super::bench::{Kept, MATRIX, RESULTS};
+use super::bench::{Kept, MATRIX, PUBLISHED, RESULTS};
 use super::tool::io_sentence;
-use crate::cell::{Cell, CellResult, Latency, Matrix, Run};
+use crate::cell::{Cell, CellResult, Latency, Matrix, Published, Run, STOCK, Variant};
 
 /// What no table here can show.
 const NOT_MODELLED: &str = "The machine does not model caches, memory bandwidth, branch prediction, SMT siblings that slow \
@@ -22,7 +22,7 @@ const INTRODUCTION: &str = "\
 # Results
 
 `lab report` writes this file from the results of `make bench`; nothing in it is written by hand. The cells are those of
-`lab/matrix.toml`.
+`lab/matrix.toml`, and in the last chapter those of `lab/published.toml`.
 
 ## Words
 
@@ -58,6 +58,7 @@ pub struct Options {
 /// When the matrix or a result cannot be read, or the file cannot be written.
 pub fn report(options: &Options) -> Result<u8> {
     let matrix = Matrix::read(Path::new(MATRIX))?;
+    let published = Matrix::read(Path::new(PUBLISHED))?;
     let paths = match options.results.is_empty() {
         true => all_kept()?,
         false => options.results.clone(),
@@ -65,16 +66,19 @@ pub fn report(options: &Options) -> Result<u8> {
     let mut results = Vec::new();
     for path in paths {
         let result = Kept::read(&path)?.result;
-        if matrix.cells.contains(&result.cell) {
+        if [&matrix, &published]
+            .iter()
+            .any(|of| of.cells.contains(&result.cell))
+        {
             results.push(result);
         } else {
             eprintln!(
-                "lab: {} is of no cell that {MATRIX} has now; it is left out",
+                "lab: {} is of no cell that {MATRIX} or {PUBLISHED} has now; it is left out",
                 path.display()
             );
         }
     }
-    fs::write(&options.out, markdown(&matrix, &results)).map_err(|error| {
+    fs::write(&options.out, markdown(&matrix, &published, &results)).map_err(|error| {
         io_sentence(
             &format!("{} cannot be written", options.out.display()),
             &error,
@@ -103,7 +107,7 @@ fn all_kept() -> Result<Vec<PathBuf>> {
 }
 
 /// The whole file.
-fn markdown(matrix: &Matrix, results: &[CellResult]) -> String {
+fn markdown(matrix: &Matrix, published: &Matrix, results: &[CellResult]) -> String {
     let mut text = INTRODUCTION.to_owned();
     text += &provenance(results);
     for (cpus, sockets) in sizes(matrix) {
@@ -113,7 +117,80 @@ fn markdown(matrix: &Matrix, results: &[CellResult]) -> String {
             .collect();
         text += &group(&title(cpus, sockets), &cells, results);
     }
+    let cells: Vec<&Cell> = published.cells.iter().collect();
+    if !cells.is_empty() {
+        text += &gains(&cells, results);
+        text += &group("Published cases: each scheduler's figures", &cells, results);
+    }
     text
+}
+
+/// What Cohort gains where something is published, beside that.
+fn gains(cells: &[&Cell], results: &[CellResult]) -> String {
+    let mut text = String::from(
+        "\n## Published cases: what Cohort gains\n\nThe five documents that Cohort answers publish gains of kernel patches on real \
+         programs. Here are such cases, with\nKVM's paravirtual help on, as Linux guests have it. A gain is Cohort's figure over the \
+         stock scheduler's from the same seed: the\nmedian over the seeds, in parentheses the worst and the best.\n\n\
+         | cell | published | goal | gain, all VMs | gain, VM that does least | reached |\n|---|---|---|---|---|---|\n",
+    );
+    for cell in cells {
+        if let Some(published) = &cell.published {
+            line(
+                &mut text,
+                &gain_row(cell, published, best_result(cell, results)),
+            );
+        }
+    }
+    text
+}
+
+fn gain_row(cell: &Cell, published: &Published, result: Option<&CellResult>) -> String {
+    let Published {
+        figure,
+        goal_percent,
+    } = published;
+    let start = format!("| {} | {figure} | {goal_percent:+.1} % |", cell.name);
+    let Some(result) = result else {
+        return format!("{start} not measured | | |");
+    };
+    let gain = |number: fn(&Run) -> f64| gains_percent(result, number);
+    let (all, least) = (gain(|run| run.progress.sum), gain(|run| run.progress.least));
+    let reached = [&all, &least]
+        .iter()
+        .all(|gains| median(gains) >= *goal_percent);
+    format!(
+        "{start} {} | {} | {} |",
+        percent(&all),
+        percent(&least),
+        if reached { "yes" } else { "no" }
+    )
+}
+
+/// By how much Cohort is above the stock scheduler, from each seed, percent.
+fn gains_percent(result: &CellResult, number: fn(&Run) -> f64) -> Vec<f64> {
+    let of = |scheduler: &str| -> Vec<f64> {
+        let runs = result.runs.iter().filter(|run| run.scheduler == scheduler);
+        runs.map(number).collect()
+    };
+    let (stock, cohort) = (of(STOCK), of(&Variant::usual().name));
+    let pairs = stock.iter().zip(&cohort);
+    pairs
+        .map(|(stock, cohort)| (cohort / stock - 1.0) * 100.0)
+        .collect()
+}
+
+fn percent(gains: &[f64]) -> String {
+    let (worst, best) = extremes(gains);
+    format!("{:+.1} % ({worst:+.1}..{best:+.1})", median(gains))
+}
+
+/// The least and the most of some numbers.
+fn extremes(numbers: &[f64]) -> (f64, f64) {
+    let numbers = numbers.iter().copied();
+    (
+        numbers.clone().fold(f64::INFINITY, f64::min),
+        numbers.fold(f64::NEG_INFINITY, f64::max),
+    )
 }
 
 /// The sizes of hosts, in the order in which the matrix has them first.
@@ -235,6 +312,7 @@ fn rows(result: &CellResult) -> String {
             runs.iter().map(|run| number(run)).collect()
         };
         let means = of_seeds(&|run| run.progress.harmonic_mean);
+        let (worst, best) = extremes(&means);
         let of_each = |number: &dyn Fn(&Run, usize) -> f64, decimals: usize| -> String {
             let members = 0..runs[0].progress.of_each.len();
             let medians = members.map(|member| median(&of_seeds(&|run| number(run, member))));
@@ -245,8 +323,8 @@ fn rows(result: &CellResult) -> String {
             "| {} | {scheduler} | {:.3} ({:.3}..{:.3}) | {:.3} | {:.3} | {} | {} |",
             result.cell.name,
             median(&means),
-            means.iter().copied().fold(f64::INFINITY, f64::min),
-            means.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            worst,
+            best,
             median(&of_seeds(&|run| run.progress.least)),
             median(&of_seeds(&|run| run.progress.sum)),
             of_each(&|run, member| run.progress.of_each[member], 2),
@@ -282,7 +360,7 @@ fn latencies(cells: &[&Cell], results: &[CellResult]) -> String {
     }
     format!(
         "\nHow long timed operations took, in us: how late a sleeper went on (`latency`), or a grace period (`rcu`).\n\n\
-         | cell | scheduler | whose | median | 99 % |\n|---|---|---|---|---|\n{rows}\n{NOT_MODELLED}\n"
+         | cell | scheduler | whose | median | 99 % | longest |\n|---|---|---|---|---|---|\n{rows}\n{NOT_MODELLED}\n"
     )
 }
 
@@ -314,18 +392,18 @@ fn latency_rows(result: &CellResult) -> String {
 fn latency_row(text: &mut String, cell: &Cell, scheduler: &str, who: &str, timed: &[&Latency]) {
     let over_seeds = |number: fn(&Latency) -> f64| {
         let numbers: Vec<f64> = timed.iter().map(|latency| number(latency)).collect();
-        let worst = numbers.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-        let best = numbers.iter().copied().fold(f64::INFINITY, f64::min);
+        let (best, worst) = extremes(&numbers);
         match numbers.len() {
             1 => format!("{best:.0}"),
             _ => format!("{:.0} ({worst:.0}..{best:.0})", median(&numbers)),
         }
     };
     let row = format!(
-        "| {} | {scheduler} | {who} | {} | {} |",
+        "| {} | {scheduler} | {who} | {} | {} | {} |",
         cell.name,
         over_seeds(|latency| latency.p50_us),
-        over_seeds(|latency| latency.p99_us)
+        over_seeds(|latency| latency.p99_us),
+        over_seeds(|latency| latency.longest_us)
     );
     line(text, &row);
 }
@@ -353,6 +431,7 @@ mod tests {
             count: 10,
             p50_us: 5.0,
             p99_us,
+            longest_us: 2.0 * p99_us,
         });
         Run {
             scheduler: scheduler.into(),
@@ -393,7 +472,8 @@ mod tests {
         let matrix = Matrix {
             cells: vec![measured.clone(), other],
         };
-        let text = markdown(&matrix, &[result(&measured, None)]);
+        let nothing = Matrix { cells: Vec::new() };
+        let text = markdown(&matrix, &nothing, &[result(&measured, None)]);
         let expected = "
 ## 2 CPUs
 
@@ -427,8 +507,32 @@ The machine does not model caches, memory bandwidth, branch prediction, SMT sibl
         let text = latency_rows(&result(&cell, Some(100.0)));
         assert_eq!(
             text,
-            "| lock-2x2 | stock | vm1 | 5 (5..5) | 150 (200..100) |\n"
+            "| lock-2x2 | stock | vm1 | 5 (5..5) | 150 (200..100) | 300 (400..200) |\n"
         );
+    }
+
+    #[test]
+    fn gains_are_by_seed_and_the_goal_is_for_the_least_too() {
+        let mut cell = example();
+        let row = |cell: &Cell, result: Option<&CellResult>| {
+            gain_row(cell, cell.published.as_ref().unwrap(), result)
+        };
+        let publish = |cell: &mut Cell, goal_percent| {
+            cell.published = Some(Published {
+                figure: "+9.8 % (v2)".into(),
+                goal_percent,
+            });
+        };
+        publish(&mut cell, 0.0);
+        // From one seed the least gains 100 %, from the other one nothing; all together gain nothing.
+        let measured = result(&cell, None);
+        assert_eq!(
+            row(&cell, Some(&measured)),
+            "| lock-2x2 | +9.8 % (v2) | +0.0 % | +0.0 % (+0.0..+0.0) | +50.0 % (+0.0..+100.0) | yes |"
+        );
+        publish(&mut cell, 9.8);
+        assert!(row(&cell, Some(&measured)).ends_with("| no |"));
+        assert!(row(&cell, None).contains("| not measured |"));
     }
 
     #[test]
@@ -454,7 +558,7 @@ The machine does not model caches, memory bandwidth, branch prediction, SMT sibl
         let matrix = Matrix {
             cells: vec![example()],
         };
-        let text = markdown(&matrix, &[]);
+        let text = markdown(&matrix, &matrix, &[]);
         assert!(text.contains("Nothing is measured yet."), "{text}");
     }
 

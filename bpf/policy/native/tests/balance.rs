@@ -4,7 +4,7 @@
 use cohort_policy::*;
 use proptest::prelude::*;
 
-const SLICE: u64 = 4_000_000;
+const SLICE: u64 = 2_000_000;
 
 fn margin(at_once: u32, distance: u32) -> u64 {
     unsafe { balance_margin(SLICE, at_once, distance) }

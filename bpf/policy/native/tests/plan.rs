@@ -104,11 +104,11 @@ proptest! {
 }
 
 #[test]
-fn turns_are_halved_for_a_crowd_and_not_more_than_three_times() {
-    let halvings = |rounds| unsafe { turn_halvings(4 * MS, 24 * MS, rounds) };
-    // Four rounds of 4 ms and a half of these are 24 ms.
-    assert_eq!(halvings(4 * ROUND), 0);
-    assert_eq!(halvings(4 * ROUND + 1), 1);
+fn turns_are_halved_for_a_crowd_and_not_more_than_twice() {
+    let halvings = |rounds| unsafe { turn_halvings(2 * MS, 24 * MS, rounds) };
+    // Eight rounds of 2 ms and a half of these are 24 ms.
+    assert_eq!(halvings(8 * ROUND), 0);
+    assert_eq!(halvings(8 * ROUND + 1), 1);
     assert_eq!(halvings(1000 * ROUND), TURN_HALVINGS);
 }
 

@@ -7,7 +7,7 @@ use proptest::test_runner::RngSeed;
 use std::ops::RangeInclusive;
 
 const MS: u64 = 1_000_000;
-const SLICE: u64 = 4 * MS;
+const SLICE: u64 = 2 * MS;
 const READY_WAIT: u64 = 24 * MS;
 
 /// What a group is, and in which state its entity. All its tasks always want to run.

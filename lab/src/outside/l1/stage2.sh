@@ -9,7 +9,8 @@ cd /root
 
 mkdir -p /dev/pts /dev/shm
 mount -t devpts -o gid=5,mode=620 devpts /dev/pts
-mount -t tmpfs -o mode=1777 tmpfs /dev/shm
+# The memory of guests is here.
+mount -t tmpfs -o mode=1777,size=80% tmpfs /dev/shm
 mount -t tmpfs -o mode=0755 tmpfs /run
 mount -t tmpfs -o mode=1777 tmpfs /tmp
 mount -t cgroup2 cgroup2 /sys/fs/cgroup
