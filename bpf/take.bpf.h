@@ -121,12 +121,19 @@ static bool take_bound(s32 cpu)
 
 /* ---- who comes next ---- */
 
+/* Which CPUs of domain @domain_id an entity's have to be among, so that @cpu may look
+ * there: itself; those of another domain say nothing of it. */
+static u64 taking_cpus(u32 domain_id, s32 cpu)
+{
+	return domain_of(cpu) == domain_id ? bit_of(cpu) : ~0ULL;
+}
+
 /* Run a task of those that competed for this turn of domain @domain_id, in their
  * order. */
 __noinline bool take_entry(u32 domain_id, s32 cpu)
 {
 	struct domain *d = lookup_domain(domain_id);
-	u64 bit = bit_of(cpu);
+	u64 taking = taking_cpus(domain_id, cpu);
 	u32 i;
 
 	if (!d)
@@ -135,7 +142,8 @@ __noinline bool take_entry(u32 domain_id, s32 cpu)
 		struct plan_entry *entry = &d->entries[i & (PLAN_ENTRIES - 1)];
 		u32 id = entry->entity;
 
-		if (id && entry->cpus & bit && take_of(id, cpu, turn_length(d)))
+		if (id && entry->cpus & taking &&
+		    take_of(id, cpu, turn_length(d)))
 			return true;
 	}
 	return false;
@@ -146,6 +154,7 @@ __noinline bool take_entry(u32 domain_id, s32 cpu)
 __noinline bool take_listed(u32 domain_id, s32 cpu, u64 now)
 {
 	struct domain *d = lookup_domain(domain_id);
+	u64 taking = taking_cpus(domain_id, cpu);
 	bool taken = false;
 	u32 i, nr;
 
@@ -163,7 +172,7 @@ __noinline bool take_listed(u32 domain_id, s32 cpu, u64 now)
 		g = e ? lookup_group(e->group) : NULL;
 		if (!g)
 			break;
-		taken = take_of(id, cpu, slice_ns);
+		taken = e->cpus & taking && take_of(id, cpu, slice_ns);
 		/* Behind those that were not looked at. */
 		put_entity(id, e, group_vtime(g, now) + i);
 		if (taken)

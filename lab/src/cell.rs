@@ -88,6 +88,9 @@ pub struct Party {
     /// vCPUs of each VM; of the host's work, threads.
     #[serde(alias = "vcpus", alias = "threads")]
     pub width: u32,
+    /// Booted guests: sockets that its vCPUs are divided into, as it sees them.
+    #[serde(default = "one")]
+    pub sockets: u32,
     /// cpu.weight of each one's cgroup.
     #[serde(default = "hundred_weight")]
     pub weight: u32,
@@ -319,6 +322,10 @@ impl Cell {
     fn check_vms(&self, vms: &Party) -> Result<()> {
         check_party(vms)?;
         ensure!(
+            vms.sockets == 1 || self.guests == Guests::Booted,
+            "micro guests see no sockets: leave `sockets` of the VMs out"
+        );
+        ensure!(
             self.guests == Guests::Booted || !vms.workload.needs_a_kernel(),
             "{} needs a guest with a kernel: set `guests = \"booted\"`",
             vms.workload.name()
@@ -367,6 +374,13 @@ fn check_party(party: &Party) -> Result<()> {
     within("count", party.count.into(), 1..=64)?;
     // RCU has one thread more than vCPUs.
     within("vcpus", party.width.into(), 1..=COUNTER_SLOTS as u64 - 1)?;
+    within("sockets", party.sockets.into(), 1..=party.width.into())?;
+    ensure!(
+        party.width.is_multiple_of(party.sockets),
+        "{} vCPUs cannot be divided into {} sockets",
+        party.width,
+        party.sockets
+    );
     within("weight", party.weight.into(), 1..=10_000)?;
     within("operation_us", party.operation_us, 1..=100_000)?;
     within("locked_percent", party.locked_percent.into(), 1..=99)?;
@@ -427,12 +441,16 @@ fn describe(party: &Party, noun: &str, part: &str) -> String {
         Workload::Lock => format!(" ({} % locked)", party.locked_percent),
         _ => String::new(),
     };
+    let sockets = match party.sockets {
+        1 => String::new(),
+        sockets => format!(" in {sockets} sockets"),
+    };
     let weight = match party.weight {
         100 => String::new(),
         weight => format!(", weight {weight}"),
     };
     format!(
-        "{} {noun} of {} {part}{}{weight}: {}{locked}",
+        "{} {noun} of {} {part}{}{sockets}{weight}: {}{locked}",
         party.count,
         party.width,
         plural(party.width),
@@ -530,7 +548,8 @@ pub struct CellResult {
     pub alone: Vec<Alone>,
     /// All other windows, by scheduler, then by seed.
     pub runs: Vec<Run>,
-    /// What the scheduler's programs executed in one more window under Cohort, from the first seed.
+    /// What the scheduler's programs executed in one more window under Cohort, from the first seed; empty if something is
+    /// published of the cell.
     pub ops: Vec<OpCost>,
 }
 
@@ -653,6 +672,7 @@ mod tests {
         assert!(refusal(|cell| cell.sockets = 3).contains("`sockets`"));
         assert!(refusal(|cell| (cell.cpus, cell.sockets) = (3, 2)).contains("cannot be divided"));
         assert!(refusal(|cell| cell.vms.clear()).contains("no VM"));
+        assert!(refusal(|cell| cell.vms[0].sockets = 2).contains("no sockets"));
         assert!(refusal(|cell| cell.paravirtual = true).contains("paravirtual"));
         assert!(refusal(|cell| cell.vms[0].workload = Workload::Rcu).contains("rcu needs a guest"));
         assert!(refusal(|cell| cell.vms[0].width = 31).contains("`vcpus`"));

@@ -93,6 +93,7 @@ fn cell(cpus: u32) -> Cell {
         vms: vec![Party {
             count: VMS,
             width: cpus,
+            sockets: 1,
             weight: 100,
             workload: Workload::Lock,
             operation_us: 100,

@@ -16,6 +16,7 @@ use clap::Args;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+use super::machine::Kind;
 use super::tool::{self, Interrupted, io_sentence};
 use crate::cell::{Cell, CellResult, Matrix};
 
@@ -46,9 +47,10 @@ pub struct Options {
     /// The file of cells; lab/published.toml has those of which something is published
     #[arg(long, value_name = "FILE", default_value = MATRIX)]
     cells: PathBuf,
-    /// Cells that run at a time, each on about one of our cores
-    #[arg(long, default_value_t = 2, value_parser = clap::value_parser!(u32).range(1..=64))]
-    jobs: u32,
+    /// Cells that run at a time, each on about one of our cores [default: 2; 1 on the hardware machine, where each would disturb
+    /// the others]
+    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=64))]
+    jobs: Option<u32>,
     /// Measure again what was measured already
     #[arg(long)]
     fresh: bool,
@@ -119,7 +121,7 @@ pub fn bench(options: &Options) -> Result<u8> {
             job.kept().display()
         );
     }
-    let failed = run_all(to_do, options.jobs);
+    let failed = run_all(to_do, options.jobs.unwrap_or_else(default_jobs));
     if tool::interrupted() {
         bail!(Interrupted);
     }
@@ -127,6 +129,13 @@ pub fn bench(options: &Options) -> Result<u8> {
         println!("failed: {}", failed.join(", "));
     }
     Ok(u8::from(!failed.is_empty()))
+}
+
+fn default_jobs() -> u32 {
+    match Kind::default_here(false) {
+        Kind::Hardware => 1,
+        Kind::Exact | Kind::Fast => 2,
+    }
 }
 
 fn chosen<'a>(matrix: &'a Matrix, names: &[String]) -> Result<Vec<&'a Cell>> {
