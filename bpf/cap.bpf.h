@@ -11,6 +11,11 @@
 /* What the interrupt that is handled on a CPU interrupted; NULL: none is handled. */
 extern struct pt_regs *__irq_regs __ksym __weak;
 
+enum {
+	CAP_LOOK_NS =
+		100000, /* until a task is stopped that begins to run overdrawn */
+};
+
 /* Groups with a cap of their own; 0 saves every charge the walk upwards. */
 u32 nr_capped;
 
@@ -50,8 +55,8 @@ static bool is_throttled(u32 id)
 	return overdraft(id) > 0;
 }
 
-/* Did the tick that is handled find @p in the kernel? Not a guest's. */
-static bool ticks_in_kernel(struct task_struct *p)
+/* Did the interrupt that is handled find @p in the kernel? Not a guest's. */
+static bool interrupted_in_kernel(struct task_struct *p)
 {
 	struct pt_regs **regs;
 
@@ -64,14 +69,20 @@ static bool ticks_in_kernel(struct task_struct *p)
 	return !*regs || !is_from_user(*regs);
 }
 
-/* The running @p, with @tc, is ticked: it stops if a cap says so. */
-static void obey_cap(struct task_struct *p, struct task_ctx *tc)
+/* An interrupt of the running @p is handled: it stops if a cap says so. Is a cap of its
+ * used up? */
+__noinline bool obey_cap(struct task_struct *p __arg_trusted)
 {
-	u64 overdrawn_ns = overdraft(tc->cgroup_group);
+	struct task_ctx *tc = lookup_task_may_fail(p);
+	u64 overdrawn_ns = tc ? overdraft(tc->cgroup_group) : 0;
 
-	tc->parks = overdrawn_ns && cap_stops(ticks_in_kernel(p), overdrawn_ns);
+	if (!tc)
+		return false;
+	tc->parks = overdrawn_ns &&
+		    cap_stops(interrupted_in_kernel(p), overdrawn_ns);
 	if (tc->parks)
 		scx_bpf_task_set_slice(p, 0);
+	return overdrawn_ns;
 }
 
 /* Is @p, with @tc, parked rather than run? Who @woke is in the kernel, but holds no

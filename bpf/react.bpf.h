@@ -188,17 +188,20 @@ static void on_spin_end(struct task_struct *p)
  * there is nothing to do. */
 static int alarm_rings(void *map, u32 *cpu, struct timer *alarm)
 {
-	struct task_ctx *tc = lookup_task_may_fail(bpf_get_current_task_btf());
-	s32 pid = (s32)bpf_get_current_pid_tgid();
+	struct task_struct *p = bpf_get_current_task_btf();
+	struct task_ctx *tc = lookup_task_may_fail(p);
 	struct cpu_state *c = lookup_cpu(*cpu);
+	s32 pid = p->pid;
 	bool yields;
 
 	if (!c)
 		return 0;
 	yields = tc && c->yields_pid == pid;
 	c->yields_pid = 0;
+	if (tc && tc->run_at_ns && obey_cap(p) && !tc->parks)
+		set_alarm(*cpu, CAP_LOOK_NS);
 	if ((yields && gives_way(c, *cpu, tc, pid)) || c->leaves_hook ||
-	    c->lent_pid || c->samples)
+	    c->lent_pid || c->samples || (tc && tc->parks))
 		kick_cpu(*cpu, SCX_KICK_PREEMPT);
 	return 0;
 }

@@ -619,6 +619,27 @@ static void enter_cpu(struct task_struct *p, struct task_ctx *tc,
 	wake_entity(id, e, g->vtime, now);
 }
 
+/* Once a second, of each VM: where does group @id stand, of which a vCPU is in
+ * @cgroup_group, and is it an exception? */
+__noinline int look_up_place(u32 id, u32 cgroup_group, u64 now)
+{
+	struct group *g = lookup_group(id);
+	u64 before;
+	u32 *rule;
+
+	if (!g)
+		return 0;
+	before = g->parent_checked_ns;
+	/* One CPU does it. */
+	if (__sync_val_compare_and_swap(&g->parent_checked_ns, before, now) !=
+	    before)
+		return 0;
+	rule = bpf_map_lookup_elem(&cohort_rules, &g->info.tgid);
+	g->info.cohort_rule = rule ? *rule : COHORT_AUTO;
+	set_parent(id, place_of_vm(cgroup_group));
+	return 0;
+}
+
 void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 {
 	s32 cpu = scx_bpf_task_cpu(p);
@@ -654,6 +675,12 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 		begin_count(tc, cpu, now);
 	enter_cpu(p, tc, g, c, cpu, now);
 	plan_here(d, c, cpu, now);
+	/* Turns and ticks may go in step, so that it meets no tick. A loan has an alarm. */
+	if (!c->lent_pid && is_throttled(tc->cgroup_group))
+		set_alarm(cpu, CAP_LOOK_NS);
+	if (tc->is_vcpu && is_vm(g) &&
+	    vtime_before(g->parent_checked_ns + PARENT_FRESH_NS, now))
+		look_up_place(tc->group, tc->cgroup_group, now);
 }
 
 /* The task that ran on @c, of @cpu, with @tc, leaves it. */
@@ -734,38 +761,19 @@ void BPF_STRUCT_OPS(cohort_quiescent, struct task_struct *p, u64 deq_flags)
 	}
 }
 
-/* Once a second, of each VM: where does it stand, and is it an exception? */
-static void look_up_place(struct task_ctx *tc, struct group *g, u64 now)
-{
-	u32 *rule = bpf_map_lookup_elem(&cohort_rules, &g->info.tgid);
-	u64 before = g->parent_checked_ns;
-
-	/* One CPU does it. */
-	if (__sync_val_compare_and_swap(&g->parent_checked_ns, before, now) !=
-	    before)
-		return;
-	g->info.cohort_rule = rule ? *rule : COHORT_AUTO;
-	set_parent(tc->group, place_of_vm(tc->cgroup_group));
-}
-
 void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 {
 	struct task_ctx *tc = lookup_task_may_fail(p);
 	s32 cpu = scx_bpf_task_cpu(p);
 	struct domain *d = lookup_domain(domain_of(cpu));
 	u64 now = scx_bpf_now();
-	struct group *g;
 
 	if (!tc || !d || !tc->run_at_ns)
 		return;
 	charge(p, tc, d, now);
 	if (tc->halts_on_cpu)
 		sample(tc, d, cpu);
-	obey_cap(p, tc);
-	g = tc->is_vcpu ? lookup_group(tc->group) : NULL;
-	if (g && is_vm(g) &&
-	    vtime_before(g->parent_checked_ns + PARENT_FRESH_NS, now))
-		look_up_place(tc, g, now);
+	obey_cap(p);
 }
 
 /* ---- tasks and cgroups come, change and go ---- */

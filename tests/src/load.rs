@@ -75,7 +75,7 @@ pub const WITHOUT_SCHED_EXT: &[Test] = &[
 /// What the verifier may look at, so that Cohort loads soon.
 const MOST_VERIFIED: u32 = 60_000;
 /// The same of verifiers that see later that two paths are one.
-const MOST_VERIFIED_ONCE: u32 = 95_000;
+const MOST_VERIFIED_ONCE: u32 = 97_000;
 
 /// The kernel lacks something that Cohort can do without.
 fn kernel_lacks() -> bool {
