@@ -30,6 +30,7 @@ void files_body(unsigned int thread, _Atomic uint64_t *operations)
 	_Alignas(struct inotify_event) char events[4096];
 
 	(void)thread;
+	come_first();
 	for (;;) {
 		ssize_t length = read(inotify, events, sizeof(events));
 

@@ -23,6 +23,7 @@ void said_body(unsigned int thread, _Atomic uint64_t *operations)
 	char said[4096];
 
 	(void)thread;
+	come_first();
 	for (;;) {
 		ssize_t length = read(fifo, said, sizeof(said));
 		uint64_t parts = 0;

@@ -64,6 +64,9 @@ workload_body tlb_body, spin_body, pipe_body, barrier_body, busy_body, rcu_body,
 /* Opens the pipes of all pairs; called before any thread runs. */
 void pipe_prepare(void);
 
+/* The calling thread comes before all others, for one that only counts. */
+void come_first(void);
+
 /* Starts to watch the folder. */
 void files_prepare(void);
 
