@@ -18,6 +18,7 @@ enum {
 	/* include/uapi/linux/kvm.h: bits of disabled_exits */
 	EXITS_MWAIT = 1,
 	EXITS_HLT = 2,
+	MP_STATE_HALTED = 3, /* there too: KVM_MP_STATE_HALTED */
 };
 
 /* A VM's identity. KVM may reuse the address after the VM is gone, while its
@@ -40,6 +41,7 @@ struct task_struct___kvm {
 
 struct kvm_vcpu_arch___kvm {
 	struct kvm_lapic___kvm *apic;
+	s32 mp_state;
 	bool preempted_in_kernel;
 } __attribute__((preserve_access_index));
 
@@ -164,6 +166,13 @@ static inline struct kvm_vcpu___kvm *vcpu_of(struct task_struct *p)
 static inline bool is_blocking(struct kvm_vcpu___kvm *vcpu)
 {
 	return vcpu && kvm_read(vcpu, stat.generic.blocking);
+}
+
+/* Has the guest halted on @vcpu? Its thread sleeps, or polls for a while whether an
+ * interrupt comes. */
+static inline bool is_halted(struct kvm_vcpu___kvm *vcpu)
+{
+	return kvm_read(vcpu, arch.mp_state) == MP_STATE_HALTED;
 }
 
 /* The struct kvm whose vCPU @p runs right now, or 0. */
