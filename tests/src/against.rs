@@ -40,6 +40,10 @@ pub const TESTS: &[Test] = &[
         wakes_beside_a_busy_sibling,
     ),
     ("two_vcpus_that_wake_each_other_do_no_less", wake_each_other),
+    (
+        "two_pairs_that_wake_each_other_do_no_less",
+        wake_each_other_in_pairs,
+    ),
     ("four_vms_in_a_lock_spin_less", spin_less),
     (
         "a_guests_balancer_uses_its_halted_vcpus_whatever_its_topology",
@@ -222,12 +226,25 @@ fn wakes_beside_a_busy_sibling() -> Result<()> {
 }
 
 /// Two VMs whose two vCPUs do nothing but wake each other. A choice for each of these wake-ups would be more to do than the
-/// stock scheduler has; so a CPU is handed over.
+/// stock scheduler has; so a CPU is handed over. Seen: 0.98. Without handing over: 0.91.
 fn wake_each_other() -> Result<()> {
+    wake_each_other_in(1, 0.95)
+}
+
+/// The same with two pairs in each VM. A vCPU whose CPU went to another one while it waited halted for its partner is
+/// woken without taking a sibling's CPU. Seen: 0.96. If it takes one: 0.78.
+fn wake_each_other_in_pairs() -> Result<()> {
+    wake_each_other_in(2, 0.9)
+}
+
+/// Two VMs with so many `pairs` do at least a part `least` of what they do under the stock scheduler.
+fn wake_each_other_in(pairs: usize, least: f64) -> Result<()> {
     let start = |number: usize| {
-        let spec = Spec::new(&format!("pipe{number}"))
-            .vcpu("loop: compute 50us; ipi 1 0x40; halt")
-            .vcpu("loop: halt; compute 50us; ipi 0 0x40");
+        let spec = (0..pairs).fold(Spec::new(&format!("pipe{number}")), |spec, pair| {
+            let (first, second) = (2 * pair, 2 * pair + 1);
+            spec.vcpu(format!("loop: compute 50us; ipi {second} 0x40; halt"))
+                .vcpu(format!("loop: halt; compute 50us; ipi {first} 0x40"))
+        });
         Guest::start(&spec)
     };
     let guests = [start(0)?, start(1)?];
@@ -245,9 +262,8 @@ fn wake_each_other() -> Result<()> {
     let cohort = start_cohort_with(&[])?;
     let under_cohort = rate("cohort")?;
     stop_cohort(cohort)?;
-    // Seen: 0.98. Without handing over: 0.91.
     ensure!(
-        under_cohort >= 0.95 * stock,
+        under_cohort >= least * stock,
         "they do {:.3} of what they do under the stock scheduler",
         under_cohort / stock
     );
