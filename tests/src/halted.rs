@@ -477,7 +477,7 @@ fn accounted_for() -> Result<()> {
         print(&costs, seconds);
         let switches = costs.iter().find(|cost| cost.name == "switches");
         let switches = switches.context("context switches are not seen")?;
-        each_ns.push(switches.took_ns as f64 / switches.runs.max(1) as f64);
+        each_ns.push(switches.each_ns());
     }
     println!("    a context switch: {each_ns:.0?} ns, of lab time, at the mean of all on the host");
     ensure!(

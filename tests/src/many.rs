@@ -56,7 +56,7 @@ fn start(count: usize, begin: Instant) -> Result<Vec<Guest>> {
 fn each_ns(costs: &[Cost], op: &str) -> Result<f64> {
     let cost = costs.iter().find(|cost| cost.name == op && cost.runs > 0);
     let cost = cost.with_context(|| format!("{op} has not run"))?;
-    Ok(cost.took_ns as f64 / cost.runs as f64)
+    Ok(cost.each_ns())
 }
 
 /// A hundred of them, ten of which have a task.

@@ -28,6 +28,13 @@ pub struct Cost {
     pub missed: u64,
 }
 
+impl Cost {
+    /// How long one run took on average.
+    pub fn each_ns(&self) -> f64 {
+        self.took_ns as f64 / self.runs.max(1) as f64
+    }
+}
+
 /// The BPF programs of a process, as they are at one moment.
 pub struct Programs {
     at: Instant,
@@ -105,23 +112,23 @@ pub fn print(costs: &[Cost], seconds: f64) {
         "{:<16} {:>9} {:>12} {:>8} {:>8}",
         "program", "runs/s", "instructions", "ns each", "ms/s"
     );
-    let line = |name: &str, runs: u64, instructions: usize, took_ns: u64| {
-        println!(
-            "{name:<16} {:>9.0} {instructions:>12} {:>8.0} {:>8.2}",
-            runs as f64 / seconds,
-            took_ns as f64 / runs.max(1) as f64,
-            took_ns as f64 / 1e6 / seconds
-        );
-    };
-    for cost in costs.iter().filter(|cost| cost.runs > 0) {
-        line(&cost.name, cost.runs, cost.instructions, cost.took_ns);
-    }
     let sum = |number: fn(&Cost) -> u64| costs.iter().map(number).sum();
-    let instructions = costs.iter().map(|cost| cost.instructions).sum();
-    line(
-        "all",
-        sum(|cost| cost.runs),
-        instructions,
-        sum(|cost| cost.took_ns),
-    );
+    let all = Cost {
+        name: "all".into(),
+        runs: sum(|cost| cost.runs),
+        took_ns: sum(|cost| cost.took_ns),
+        instructions: costs.iter().map(|cost| cost.instructions).sum(),
+        missed: sum(|cost| cost.missed),
+    };
+    let ran = costs.iter().filter(|cost| cost.runs > 0);
+    for cost in ran.chain([&all]) {
+        println!(
+            "{:<16} {:>9.0} {:>12} {:>8.0} {:>8.2}",
+            cost.name,
+            cost.runs as f64 / seconds,
+            cost.instructions,
+            cost.each_ns(),
+            cost.took_ns as f64 / 1e6 / seconds
+        );
+    }
 }
