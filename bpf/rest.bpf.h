@@ -161,7 +161,7 @@ static bool take_quiet_cpu(const struct entity *e, u32 id, struct domain *d,
 
 /*
  * A task of @e, of @g, waits in @d, where no vCPU rests that is known to. If one does
- * as a rule, that is found out within a tick, so that the task takes nothing from those
+ * as a rule, that is found out at a tick, so that the task takes nothing from those
  * that work. It is not for VMs, nor for cgroups of more than the usual weight.
  */
 static bool waits_for_rest(struct entity *e, const struct domain *d,

@@ -675,8 +675,8 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 		begin_count(tc, cpu, now);
 	enter_cpu(p, tc, g, c, cpu, now);
 	plan_here(d, c, cpu, now);
-	/* Turns and ticks may go in step, so that it meets no tick. A loan has an alarm. */
-	if (!c->lent_pid && is_throttled(tc->cgroup_group))
+	/* Turns and ticks may go in step, so that it meets no tick. */
+	if (is_throttled(tc->cgroup_group))
 		set_alarm(cpu, CAP_LOOK_NS);
 	if (tc->is_vcpu && is_vm(g) &&
 	    vtime_before(g->parent_checked_ns + PARENT_FRESH_NS, now))

@@ -100,7 +100,7 @@ static inline bool plan_passes(u64 vtime, u64 cost, u64 left_vtime)
 /*
  * Where a group comes that stands at @vtime and has had no turn for @waited_ns: there,
  * or before all others if that is longer than @starved_ns. By weight alone a VM of
- * weight 1 beside one of 10,000 would wait for 40 s after each turn.
+ * weight 1 beside one of 10,000 would wait for 20 s after each turn.
  */
 static inline u64 plan_order(u64 vtime, u64 present, u64 waited_ns,
 			     u64 starved_ns)

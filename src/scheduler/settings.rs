@@ -122,7 +122,7 @@ pub struct RunOptions {
 
     /// How long a VM waits for its turn at most, where many VMs want the same CPUs [default: 24ms]
     ///
-    /// A round is one turn for each task that waits for a CPU. When a round and a half
+    /// A round is as many turns as tasks wait for each CPU. When a round and a half
     /// takes longer, turns become shorter than a slice: a half, at least a quarter. A
     /// small value makes crowded hosts answer sooner; the switches cost throughput. VMs
     /// of little weight wait longer, as they are entitled to less. 1ms to 1s; a number

@@ -22,7 +22,7 @@ const INTRODUCTION: &str = "\
 # Results
 
 `lab report` writes this file from the results of `make bench`; nothing in it is written by hand. The cells are those of
-`lab/matrix.toml`, and in the last chapter those of `lab/published.toml`.
+`lab/matrix.toml`, and in the last two chapters those of `lab/published.toml`.
 
 ## Words
 
@@ -128,9 +128,10 @@ fn markdown(matrix: &Matrix, published: &Matrix, results: &[CellResult]) -> Stri
 /// What Cohort gains where something is published, beside that.
 fn gains(cells: &[&Cell], results: &[CellResult]) -> String {
     let mut text = String::from(
-        "\n## Published cases: what Cohort gains\n\nThe five documents that Cohort answers publish gains of kernel patches on real \
-         programs. Here are such cases, with\nKVM's paravirtual help on, as Linux guests have it. A gain is Cohort's figure over the \
-         stock scheduler's from the same seed: the\nmedian over the seeds, in parentheses the worst and the best.\n\n\
+        "\n## Published cases: what Cohort gains\n\nKernel patches that do a part of what Cohort does were published with gains. Here \
+         are such cases, with KVM's paravirtual help on,\nas Linux guests have it. A gain is Cohort's figure over the stock scheduler's \
+         from the same seed: the median over the seeds, in\nparentheses the worst and the best. Figures of the patches are from \
+         hardware.\n\n\
          | cell | published | goal | gain, all VMs | gain, VM that does least | reached |\n|---|---|---|---|---|---|\n",
     );
     for cell in cells {
