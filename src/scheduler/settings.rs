@@ -559,7 +559,7 @@ mod tests {
         assert!(settings.change_to(same).is_empty());
 
         let new = of_text(
-            "slice = \"2ms\"\ntimeout = \"2s\"\nready_wait = \"9ms\"\nblind = [\"spins\"]\nstats = 1\n\
+            "slice = \"3ms\"\ntimeout = \"2s\"\nready_wait = \"9ms\"\nblind = [\"spins\"]\nstats = 1\n\
              off = [\"packing\"]\n[[vm]]\nname = \"a\"\ncohort = \"never\"\n",
         );
         let change = settings.change_to(new.clone());
