@@ -120,7 +120,17 @@ fn markdown(matrix: &Matrix, published: &Matrix, results: &[CellResult]) -> Stri
     let cells: Vec<&Cell> = published.cells.iter().collect();
     if !cells.is_empty() {
         text += &gains(&cells, results);
-        text += &group("Published cases: each scheduler's figures", &cells, results);
+    }
+    let measured = cells
+        .into_iter()
+        .filter(|cell| best_result(cell, results).is_some());
+    let measured: Vec<&Cell> = measured.collect();
+    if !measured.is_empty() {
+        text += &group(
+            "Published cases: each scheduler's figures",
+            &measured,
+            results,
+        );
     }
     text
 }
