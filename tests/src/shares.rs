@@ -193,9 +193,9 @@ fn least_weight() -> Result<()> {
     least.cgroup().set_weight(1)?;
     most.cgroup().set_weight(10_000)?;
     let (shares, used) = measured(&[&least, &most])?;
-    // One to three of these turns are in a second, and a bit for their ends. Seen: 0.004.
+    // One to three of these turns are in a second, and a bit for their ends. Seen: 0.004; on Linux 6.12 0.008.
     ensure!(
-        (0.0019..0.0065).contains(&shares[0]),
+        (0.0019..0.0095).contains(&shares[0]),
         "a VM of weight 1 beside one of 10,000 had {:.4} of the CPU time",
         shares[0]
     );
