@@ -93,7 +93,7 @@ static void on_ipi(struct task_struct *p, struct kvm_vcpu___kvm *vcpu,
 		return;
 	ipi_waits_for_cpu(receiver, g, now);
 	/* One that is halted is woken by this, and as a rule nobody spins for it.
-	 * pipe-4x4 does 1.56 so, and 1.24 if a sibling has to leave its CPU. */
+	 * pipe-4x4 does 1.59 so, and 1.24 if a sibling has to leave its CPU. */
 	if (!is_halted(vcpu))
 		run_receiver(queue, to, now);
 }
