@@ -289,13 +289,7 @@ impl Cell {
             "its name must be of small letters, digits and \"-\""
         );
         within("cpus", self.cpus.into(), 1..=64)?;
-        within("sockets", self.sockets.into(), 1..=self.cpus.into())?;
-        ensure!(
-            self.cpus.is_multiple_of(self.sockets),
-            "{} CPUs cannot be divided into {} sockets",
-            self.cpus,
-            self.sockets
-        );
+        check_sockets(self.sockets, self.cpus, "CPUs")?;
         within("seeds", self.seeds, 1..=20)?;
         within("window_ms", self.window_ms, 50..=10_000)?;
         within("settle_ms", self.settle_ms, 10..=5_000)?;
@@ -374,13 +368,7 @@ fn check_party(party: &Party) -> Result<()> {
     within("count", party.count.into(), 1..=64)?;
     // RCU has one thread more than vCPUs.
     within("vcpus", party.width.into(), 1..=COUNTER_SLOTS as u64 - 1)?;
-    within("sockets", party.sockets.into(), 1..=party.width.into())?;
-    ensure!(
-        party.width.is_multiple_of(party.sockets),
-        "{} vCPUs cannot be divided into {} sockets",
-        party.width,
-        party.sockets
-    );
+    check_sockets(party.sockets, party.width, "vCPUs")?;
     within("weight", party.weight.into(), 1..=10_000)?;
     within("operation_us", party.operation_us, 1..=100_000)?;
     within("locked_percent", party.locked_percent.into(), 1..=99)?;
@@ -388,6 +376,16 @@ fn check_party(party: &Party) -> Result<()> {
         party.workload != Workload::Pipe || party.width.is_multiple_of(2),
         "a pipe has two ends: {} vCPUs cannot be paired",
         party.width
+    );
+    Ok(())
+}
+
+/// Whether so many processors can be divided into so many sockets; `noun` is what they are called.
+fn check_sockets(sockets: u32, processors: u32, noun: &str) -> Result<()> {
+    within("sockets", sockets.into(), 1..=processors.into())?;
+    ensure!(
+        processors.is_multiple_of(sockets),
+        "{processors} {noun} cannot be divided into {sockets} sockets"
     );
     Ok(())
 }

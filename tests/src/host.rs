@@ -361,15 +361,6 @@ pub fn gained(
     Ok((gains.collect(), elapsed))
 }
 
-/// The least and the most of some numbers, none of which is below 0.
-pub fn least_and_most(numbers: impl IntoIterator<Item = f64>) -> (f64, f64) {
-    numbers
-        .into_iter()
-        .fold((f64::MAX, 0.0), |(least, most), number| {
-            (least.min(number), most.max(number))
-        })
-}
-
 /// What fraction of their common CPU time each subject gets in `window`, after a moment to settle, and how many CPUs
 /// they used together.
 pub fn shares(subjects: &[&dyn Subject], window: Duration) -> Result<(Vec<f64>, f64)> {

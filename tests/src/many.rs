@@ -7,6 +7,7 @@ use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use cohort::commands::compare::statistics::least_and_most;
 use cohort_lab::inside::cgroup::Cgroup;
 use cohort_lab::inside::hooks::{COUNTING, Cost, Programs, costs_within};
 use cohort_micro::Spec;
@@ -14,8 +15,8 @@ use cohort_micro::Spec;
 use crate::Test;
 use crate::faults::ten_come_and_go;
 use crate::host::{
-    Guest, HostLoad, Setting, Watch, assert_ratio, cohort_stats, lab, least_and_most, shares_in,
-    start_cohort, stop_cohort,
+    Guest, HostLoad, Setting, Watch, assert_ratio, cohort_stats, lab, shares_in, start_cohort,
+    stop_cohort,
 };
 
 pub const TESTS: &[Test] = &[(
@@ -107,7 +108,7 @@ fn two_hundred() -> Result<()> {
     })?;
     let waits_us = view.vms.values().map(|vm| vm.all.longest_ready_us);
     let longest = Duration::from_micros(waits_us.max().unwrap_or_default());
-    let (least, most) = least_and_most(shares.iter().copied());
+    let (least, most) = least_and_most(&shares);
     let stats = cohort_stats()?;
     println!(
         "    the longest wait took {longest:?}; shares are {:.3} to {:.3} of what is fair",

@@ -8,6 +8,7 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
+use cohort::commands::compare::statistics::least_and_most;
 use cohort::host::paths::Host;
 use cohort::host::topology::Domains;
 use cohort::observer::view::quantile_us;
@@ -17,8 +18,8 @@ use tempfile::NamedTempFile;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, Subject, assert_ratio, busy, cohort_stats, gained, lab, least_and_most,
-    shares, start_cohort, start_cohort_with, stop_cohort, vcpus_of, watch,
+    Guest, HostLoad, Subject, assert_ratio, busy, cohort_stats, gained, lab, shares, start_cohort,
+    start_cohort_with, stop_cohort, vcpus_of, watch,
 };
 
 pub const TESTS: &[Test] = &[
@@ -313,10 +314,11 @@ fn many_caps() -> Result<()> {
     let read = || loads.iter().map(|load| load.cgroup().usage_us()).collect();
     let (used_us, elapsed) = gained(2 * WINDOW, read)?;
     stop_cohort(cohort)?;
-    let used = used_us
+    let used: Vec<f64> = used_us
         .iter()
-        .map(|&us| us as f64 / elapsed.as_micros() as f64);
-    let (least, most) = least_and_most(used);
+        .map(|&us| us as f64 / elapsed.as_micros() as f64)
+        .collect();
+    let (least, most) = least_and_most(&used);
     println!("    {least:.4} to {most:.4} CPUs used");
     ensure!(
         least > 0.4 * QUOTA && most < 2.0 * QUOTA,

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result};
 use clap::Args;
-use cohort::commands::compare::statistics::median;
+use cohort::commands::compare::statistics::{least_and_most, median};
 
 use super::bench::{Kept, MATRIX, PUBLISHED, RESULTS};
 use super::tool::io_sentence;
@@ -191,17 +191,8 @@ fn gains_percent(result: &CellResult, number: fn(&Run) -> f64) -> Vec<f64> {
 }
 
 fn percent(gains: &[f64]) -> String {
-    let (worst, best) = extremes(gains);
+    let (worst, best) = least_and_most(gains);
     format!("{:+.1} % ({worst:+.1}..{best:+.1})", median(gains))
-}
-
-/// The least and the most of some numbers.
-fn extremes(numbers: &[f64]) -> (f64, f64) {
-    let numbers = numbers.iter().copied();
-    (
-        numbers.clone().fold(f64::INFINITY, f64::min),
-        numbers.fold(f64::NEG_INFINITY, f64::max),
-    )
 }
 
 /// The sizes of hosts, in the order in which the matrix has them first.
@@ -323,7 +314,7 @@ fn rows(result: &CellResult) -> String {
             runs.iter().map(|run| number(run)).collect()
         };
         let means = of_seeds(&|run| run.progress.harmonic_mean);
-        let (worst, best) = extremes(&means);
+        let (worst, best) = least_and_most(&means);
         let of_each = |number: &dyn Fn(&Run, usize) -> f64, decimals: usize| -> String {
             let members = 0..runs[0].progress.of_each.len();
             let medians = members.map(|member| median(&of_seeds(&|run| number(run, member))));
@@ -403,7 +394,7 @@ fn latency_rows(result: &CellResult) -> String {
 fn latency_row(text: &mut String, cell: &Cell, scheduler: &str, who: &str, timed: &[&Latency]) {
     let over_seeds = |number: fn(&Latency) -> f64| {
         let numbers: Vec<f64> = timed.iter().map(|latency| number(latency)).collect();
-        let (best, worst) = extremes(&numbers);
+        let (best, worst) = least_and_most(&numbers);
         match numbers.len() {
             1 => format!("{best:.0}"),
             _ => format!("{:.0} ({worst:.0}..{best:.0})", median(&numbers)),

@@ -2,7 +2,7 @@
 //! What windows say together: per number and scheduler the middle and the range, the ratio to the first scheduler's
 //! with an interval, and a verdict; as text and as JSON.
 
-use super::statistics::{RatioSummary, log_deviation, median, summarize_ratios};
+use super::statistics::{RatioSummary, least_and_most, log_deviation, median, summarize_ratios};
 use super::verdict::Verdict;
 use super::window::{Better, Metric, Window};
 use crate::text::table;
@@ -191,10 +191,11 @@ fn under(
     };
     let own = of(scheduler);
     let values: Vec<f64> = own.values().copied().collect();
+    let (least, most) = least_and_most(&values);
     let mut under = UnderScheduler {
         median: median(&values),
-        least: values.iter().copied().fold(f64::INFINITY, f64::min),
-        most: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+        least,
+        most,
         ratio: None,
         worst: None,
         verdict: String::new(),

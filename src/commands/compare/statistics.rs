@@ -41,6 +41,15 @@ pub fn median(values: &[f64]) -> f64 {
     }
 }
 
+/// The least and the most of some numbers; infinite when there are none.
+pub fn least_and_most(values: &[f64]) -> (f64, f64) {
+    let values = values.iter().copied();
+    (
+        values.clone().fold(f64::INFINITY, f64::min),
+        values.fold(f64::NEG_INFINITY, f64::max),
+    )
+}
+
 /// The standard deviation of the logarithms of `ratios`; not a number for fewer than two.
 pub fn log_deviation(ratios: &[f64]) -> f64 {
     let logarithms: Vec<f64> = ratios.iter().map(|ratio| ratio.ln()).collect();
