@@ -69,15 +69,12 @@ static bool interrupted_in_kernel(struct task_struct *p)
 	return !*regs || !is_from_user(*regs);
 }
 
-/* An interrupt of the running @p is handled: it stops if a cap says so. Is a cap of its
- * used up? */
-__noinline bool obey_cap(struct task_struct *p __arg_trusted)
+/* An interrupt of the running @p, with @tc, is handled: it stops if a cap says so. Is a
+ * cap of its used up? */
+static bool obey_cap(struct task_struct *p, struct task_ctx *tc)
 {
-	struct task_ctx *tc = lookup_task_may_fail(p);
-	u64 overdrawn_ns = tc ? overdraft(tc->cgroup_group) : 0;
+	u64 overdrawn_ns = overdraft(tc->cgroup_group);
 
-	if (!tc)
-		return false;
 	tc->parks = overdrawn_ns &&
 		    cap_stops(interrupted_in_kernel(p), overdrawn_ns);
 	if (tc->parks)

@@ -201,7 +201,7 @@ static int alarm_rings(void *map, u32 *cpu, struct timer *alarm)
 		return 0;
 	yields = tc && c->yields_pid == pid;
 	c->yields_pid = 0;
-	if (tc && tc->run_at_ns && obey_cap(p) && !tc->parks)
+	if (tc && tc->run_at_ns && obey_cap(p, tc) && !tc->parks)
 		set_alarm(*cpu, CAP_LOOK_NS);
 	if ((yields && gives_way(c, *cpu, tc, pid)) || c->leaves_hook ||
 	    c->lent_pid || c->samples || (tc && tc->parks))

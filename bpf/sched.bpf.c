@@ -619,25 +619,18 @@ static void enter_cpu(struct task_struct *p, struct task_ctx *tc,
 	wake_entity(id, e, g->vtime, now);
 }
 
-/* Once a second, of each VM: where does group @id stand, of which a vCPU is in
- * @cgroup_group, and is it an exception? */
-__noinline int look_up_place(u32 id, u32 cgroup_group, u64 now)
+/* Once a second, of each VM: where does it stand, and is it an exception? */
+static void look_up_place(struct task_ctx *tc, struct group *g, u64 now)
 {
-	struct group *g = lookup_group(id);
-	u64 before;
-	u32 *rule;
+	u32 *rule = bpf_map_lookup_elem(&cohort_rules, &g->info.tgid);
+	u64 before = g->parent_checked_ns;
 
-	if (!g)
-		return 0;
-	before = g->parent_checked_ns;
 	/* One CPU does it. */
 	if (__sync_val_compare_and_swap(&g->parent_checked_ns, before, now) !=
 	    before)
-		return 0;
-	rule = bpf_map_lookup_elem(&cohort_rules, &g->info.tgid);
+		return;
 	g->info.cohort_rule = rule ? *rule : COHORT_AUTO;
-	set_parent(id, place_of_vm(cgroup_group));
-	return 0;
+	set_parent(tc->group, place_of_vm(tc->cgroup_group));
 }
 
 void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
@@ -680,7 +673,7 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 		set_alarm(cpu, CAP_LOOK_NS);
 	if (tc->is_vcpu && is_vm(g) &&
 	    vtime_before(g->parent_checked_ns + PARENT_FRESH_NS, now))
-		look_up_place(tc->group, tc->cgroup_group, now);
+		look_up_place(tc, g, now);
 }
 
 /* The task that ran on @c, of @cpu, with @tc, leaves it. */
@@ -773,7 +766,7 @@ void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 	charge(p, tc, d, now);
 	if (tc->halts_on_cpu)
 		sample(tc, d, cpu);
-	obey_cap(p);
+	obey_cap(p, tc);
 }
 
 /* ---- tasks and cgroups come, change and go ---- */
