@@ -188,8 +188,8 @@ fn wakes_often() -> Result<()> {
     let _others = [Guest::start(&locked("lock", 2))?, Guest::busy("busy", 2)?];
     let _build = HostLoad::start("build", &[0, 0], &lab()?.guest_cpus)?;
     let [stock, cohort] = compare()?;
-    let stock = longest_waits_us("stock", vcpus_of(&stock, &latency)?)?;
-    let cohort = longest_waits_us("cohort", vcpus_of(&cohort, &latency)?)?;
+    let stock = waits_us("stock", vcpus_of(&stock, &latency)?, 0.99)?;
+    let cohort = waits_us("cohort", vcpus_of(&cohort, &latency)?, 0.99)?;
     // Seen: 16 us, under the stock scheduler 4096; 4096 too if a turn's end may stop it in the middle of its work.
     ensure!(
         16 * cohort <= stock,
@@ -213,14 +213,15 @@ fn wakes_beside_a_busy_sibling() -> Result<()> {
     println!("    shares under cohort: {shares:.3?}");
     assert_ratio(&shares, &[1.0; 3], 0.02)?;
     let without = watch_cohort(&["--off", "wake"])?;
-    let vcpu = |view| vcpu_of(view, &guests[0], 0);
-    let without = longest_waits_us("without loans", vcpu(&without)?)?;
-    let stock = longest_waits_us("stock", vcpu(&stock)?)?;
-    let cohort = longest_waits_us("cohort", vcpu(&cohort)?)?;
-    // Seen: 16 us; without loans 8192 and 16384, under the stock scheduler 4096.
+    // Not 0.99: one wake-up in a hundred comes just after its CPU was lent to this program, which watches, and waits for a turn.
+    let waits = |scheduler, view| waits_us(scheduler, vcpu_of(view, &guests[0], 0)?, 0.95);
+    let without = waits("without loans", &without)?;
+    let stock = waits("stock", &stock)?;
+    let cohort = waits("cohort", &cohort)?;
+    // Seen from four seeds: 16 us; without loans 4096, under the stock scheduler 2048 and 4096.
     ensure!(
-        64 * cohort <= without && 16 * cohort <= stock,
-        "it waits too long"
+        64 * cohort <= without && 64 * cohort <= stock,
+        "it waits too long: of twenty wake-ups one waits for {cohort} us, without loans {without}, under the stock scheduler {stock}"
     );
     Ok(())
 }
@@ -274,13 +275,14 @@ fn operations(guests: &[Guest]) -> Result<u64> {
     guests.iter().map(Subject::operations).sum()
 }
 
-/// What all but the longest hundredth of a vCPU's waits for a CPU stay below, us: a power of two.
-fn longest_waits_us(scheduler: &str, vcpu: &VcpuView) -> Result<u64> {
+/// What this part of a vCPU's waits for a CPU stays below, us: a power of two.
+fn waits_us(scheduler: &str, vcpu: &VcpuView, part: f64) -> Result<u64> {
     let quantile = |quantile| quantile_us(&vcpu.ready_us, quantile).unwrap_or(0);
     println!(
-        "    {scheduler}: wake-ups {}; it waited for less than {} us (p50), {} us (p99), {} us (max)",
+        "    {scheduler}: wake-ups {}; it waited for less than {} us (p50), {} us (p95), {} us (p99), {} us (max)",
         vcpu.wakeups,
         quantile(0.5),
+        quantile(0.95),
         quantile(0.99),
         quantile(1.0)
     );
@@ -289,7 +291,7 @@ fn longest_waits_us(scheduler: &str, vcpu: &VcpuView) -> Result<u64> {
         "it woke only {} times: nothing is proven",
         vcpu.wakeups
     );
-    Ok(quantile(0.99))
+    Ok(quantile(part))
 }
 
 /// Two threads that wake each other all the time, in a guest of four vCPUs with KVM's paravirtual help, beside two busy VMs:

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! `lab report`: makes docs/results.md from the results of the bench, all of it. Not for measuring, and not for judging what
-//! a figure means, but for whether Cohort reaches what is published.
+//! `lab report`: makes docs/results.md from the results of the bench, all of it, and keeps those in docs/results/. Not for
+//! measuring, and not for judging what a figure means, but for whether Cohort reaches what is published.
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::fs;
@@ -14,6 +14,8 @@ use super::bench::{Kept, MATRIX, PUBLISHED, RESULTS};
 use super::tool::io_sentence;
 use crate::cell::{Cell, CellResult, Latency, Matrix, Published, Run, STOCK, Variant};
 
+/// Where the results are that the report shows.
+const SHOWN: &str = "docs/results";
 /// What no table here can show.
 const NOT_MODELLED: &str = "The machine does not model caches, memory bandwidth, branch prediction, SMT siblings that slow \
                             each other, or NUMA latency.";
@@ -21,8 +23,8 @@ const NOT_MODELLED: &str = "The machine does not model caches, memory bandwidth,
 const INTRODUCTION: &str = "\
 # Results
 
-`lab report` writes this file from the results of `make bench`; nothing in it is written by hand. The cells are those of
-`lab/matrix.toml`, and in the last two chapters those of `lab/published.toml`.
+`lab report` writes this file from the results of `make bench`, which are in `docs/results/`; nothing in it is written by hand. The
+cells are those of `lab/matrix.toml`, and in the last two chapters those of `lab/published.toml`.
 
 ## Words
 
@@ -45,7 +47,7 @@ beside VMs is counted as a VM is.
 /// Options of `lab report`.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Results of cells [default: all in out/bench]
+    /// Results of cells [default: all in docs/results, where those of out/bench are put first]
     results: Vec<PathBuf>,
     /// The file to write
     #[arg(long, default_value = "docs/results.md")]
@@ -60,7 +62,10 @@ pub fn report(options: &Options) -> Result<u8> {
     let matrix = Matrix::read(Path::new(MATRIX))?;
     let published = Matrix::read(Path::new(PUBLISHED))?;
     let paths = match options.results.is_empty() {
-        true => all_kept()?,
+        true => {
+            take_new()?;
+            kept_in(Path::new(SHOWN))?
+        }
         false => options.results.clone(),
     };
     let mut results = Vec::new();
@@ -88,15 +93,35 @@ pub fn report(options: &Options) -> Result<u8> {
     Ok(0)
 }
 
-/// All results that the bench keeps; none if it never ran.
-fn all_kept() -> Result<Vec<PathBuf>> {
-    let Ok(entries) = fs::read_dir(RESULTS) else {
+/// What the bench has measured since replaces what was shown of these cells. Results of another kernel than the newest one are
+/// not shown: their names have an `@`.
+fn take_new() -> Result<()> {
+    for path in kept_in(Path::new(RESULTS))? {
+        let Some(name) = path.file_name() else {
+            continue;
+        };
+        if name.to_string_lossy().contains('@') {
+            continue;
+        }
+        let shown = Path::new(SHOWN).join(name);
+        fs::create_dir_all(SHOWN)
+            .and_then(|()| fs::copy(&path, &shown))
+            .map_err(|error| {
+                io_sentence(&format!("{} cannot be written", shown.display()), &error)
+            })?;
+    }
+    Ok(())
+}
+
+/// All results in a folder; none if there is no such folder.
+fn kept_in(folder: &Path) -> Result<Vec<PathBuf>> {
+    let Ok(entries) = fs::read_dir(folder) else {
         return Ok(Vec::new());
     };
     let mut paths = Vec::new();
     for entry in entries {
         let path = entry
-            .with_context(|| format!("{RESULTS} cannot be read"))?
+            .with_context(|| format!("{} cannot be read", folder.display()))?
             .path();
         if path.extension().is_some_and(|ending| ending == "json") {
             paths.push(path);
