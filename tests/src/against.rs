@@ -23,6 +23,10 @@ pub const TESTS: &[Test] = &[
         receiver_in_user_mode,
     ),
     (
+        "of_one_ipi_for_three_the_receivers_run_thirty_times_sooner",
+        many_receivers,
+    ),
+    (
         "in_a_chain_of_three_receivers_run_thirty_times_sooner",
         || chain(3),
     ),
@@ -156,6 +160,18 @@ fn receiver_in_user_mode() -> Result<()> {
         .vcpu("user; loop: compute 100us")
         .vcpu("user; loop: compute 100us");
     run_sooner(spec)
+}
+
+/// One IPI for all siblings, which are in guest user mode.
+fn many_receivers() -> Result<()> {
+    let user = "user; loop: compute 100us";
+    run_sooner(
+        Spec::new("shootdown")
+            .vcpu("loop: compute 20us; shootdown 0x41")
+            .vcpu(user)
+            .vcpu(user)
+            .vcpu(user),
+    )
 }
 
 /// Each but the last waits for the next with interrupts masked, so it answers only when it was answered.
