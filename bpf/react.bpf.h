@@ -136,34 +136,59 @@ static void note_woken_by_ipi(struct task_ctx *tc, u64 now)
 		ipi_waits_for_cpu(tc, g, now);
 }
 
-/* The running vCPU @tc has answered all IPIs: if it has its CPU for that, a sibling that
- * got one is to have it next. Not at once, as it is in a hook. */
-static void note_answered(const struct task_ctx *tc)
+/* The running vCPU @tc has answered the IPI of thread @from. If it has its CPU for that,
+ * a sibling that got the same IPI is to have it next. Not at once, as it is in a hook. */
+static void note_answered(const struct task_ctx *tc, s32 from)
 {
 	struct task_struct *p = bpf_get_current_task_btf();
 	s32 cpu = bpf_get_smp_processor_id();
 	struct cpu_state *c = lookup_cpu(cpu);
 
-	if (c && c->receiver_pid == p->pid && sibling_waits(tc))
-		c->answered = set_alarm(cpu, LEAVE_HOOK_NS);
+	if (c && c->receiver_pid == p->pid && sibling_waits(tc) &&
+	    set_alarm(cpu, LEAVE_HOOK_NS))
+		c->answered_pid = from;
 }
 
-/* The running @tc has answered the IPI for which it has @c, of @cpu: does a sibling wait
- * for a CPU that got one? That comes next. */
-static bool hands_on(struct cpu_state *c, s32 cpu, const struct task_ctx *tc)
+/* One of those that wait in @queue, may run on @cpu, and have not answered the IPI of
+ * thread @from; 0: there is none. */
+__noinline s32 waiting_receiver(u32 queue, s32 cpu, s32 from)
+{
+	u32 seen = unknown_zero;
+	u64 now = scx_bpf_now();
+	struct task_struct *p;
+	s32 pid = 0;
+
+	bpf_for_each(scx_dsq, p, queue, 0) {
+		struct task_ctx *tc = lookup_task_may_fail(p);
+
+		if (++seen > MAX_RANKED)
+			break;
+		if (!tc || !tc->is_vcpu ||
+		    !ipi_is_open(open_ipi_from(&tc->signals, from), now,
+				 IPI_WINDOW_NS) ||
+		    !bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+			continue;
+		pid = p->pid;
+		break;
+	}
+	return pid;
+}
+
+/* The running @tc has answered the IPI of thread @from, for which it has @c, of @cpu: does
+ * a sibling wait for a CPU that got it as well? That comes next. */
+static bool hands_on(struct cpu_state *c, s32 cpu, const struct task_ctx *tc,
+		     s32 from)
 {
 	struct hint next = {
+		.queue = tc->entity,
 		.reason = HINT_IPI,
 		.mechanism = MECH_IPI,
 		.until_ns = scx_bpf_now() + slice_ns,
 	};
-	struct choice choice = {};
 
-	rank_siblings(tc->entity, cpu, 0, false, &choice);
-	if (choice.rank < TARGET_INTERRUPT)
+	next.pid = waiting_receiver(next.queue, cpu, from);
+	if (!next.pid)
 		return false;
-	next.pid = choice.pid;
-	next.queue = choice.queue;
 	give_hint(c, &next);
 	return true;
 }
@@ -174,6 +199,7 @@ int BPF_PROG(ipi_answered, void *apic, int vector)
 {
 	struct task_ctx *tc = vcpu_ctx(bpf_get_current_task_btf());
 	struct group *g;
+	s32 from = 0;
 	u32 i;
 
 	/* Most interrupts are none of these. */
@@ -192,12 +218,13 @@ int BPF_PROG(ipi_answered, void *apic, int vector)
 			continue;
 		}
 		ipi->sent_ns = 0;
+		from = ipi->from;
 		g = lookup_group(tc->group);
 		if (g)
 			count(&g->info.stats.ipis_answered);
 	}
-	if (!tc->signals.maybe_open)
-		note_answered(tc);
+	if (from)
+		note_answered(tc, from);
 	return 0;
 }
 
@@ -254,18 +281,20 @@ static int alarm_rings(void *map, u32 *cpu, struct timer *alarm)
 	struct task_ctx *tc = lookup_task_may_fail(p);
 	struct cpu_state *c = lookup_cpu(*cpu);
 	s32 pid = p->pid;
-	bool yields, answered;
+	s32 answered = 0;
+	bool yields;
 
 	if (!c)
 		return 0;
 	yields = tc && c->yields_pid == pid;
-	answered = tc && c->answered && c->receiver_pid == pid;
+	if (tc && c->receiver_pid == pid)
+		answered = c->answered_pid;
 	c->yields_pid = 0;
-	c->answered = 0;
+	c->answered_pid = 0;
 	if (tc && tc->run_at_ns && obey_cap(p, tc) && !tc->parks)
 		set_alarm(*cpu, CAP_LOOK_NS);
 	if ((yields && gives_way(c, *cpu, tc, pid)) ||
-	    (answered && hands_on(c, *cpu, tc)) || c->leaves_hook ||
+	    (answered && hands_on(c, *cpu, tc, answered)) || c->leaves_hook ||
 	    c->lent_pid || c->samples || (tc && tc->parks))
 		kick_cpu(*cpu, SCX_KICK_PREEMPT);
 	return 0;

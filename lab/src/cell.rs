@@ -361,6 +361,10 @@ fn check_host_work(work: &Party) -> Result<()> {
         "{} is no work of the host: pipe, busy, latency and fork are",
         work.workload.name()
     );
+    ensure!(
+        work.sockets == 1,
+        "work of the host has the host's sockets: leave its `sockets` out"
+    );
     Ok(())
 }
 
@@ -675,6 +679,12 @@ mod tests {
         assert!(refusal(|cell| cell.vms[0].workload = Workload::Rcu).contains("rcu needs a guest"));
         assert!(refusal(|cell| cell.vms[0].width = 31).contains("`vcpus`"));
         assert!(refusal(|cell| cell.host = cell.vms.clone()).contains("no work of the host"));
+        let split_work = |cell: &mut Cell| {
+            cell.host = cell.vms.clone();
+            cell.host[0].workload = Workload::Busy;
+            cell.host[0].sockets = 2;
+        };
+        assert!(refusal(split_work).contains("leave its `sockets` out"));
         let odd_pipe = |cell: &mut Cell| {
             cell.vms[0].workload = Workload::Pipe;
             cell.vms[0].width = 3;
