@@ -187,7 +187,7 @@ static struct cpu_state *this_cpu(void)
 
 /* ---- what observe.bpf.h leaves open ---- */
 
-__noinline int on_ipi(u64 to, u32 vector)
+__noinline int on_ipi(u64 to, u32 vector, bool others)
 {
 	struct observed *sender = lookup(bpf_get_current_task_btf()), *receiver;
 	struct kvm_vcpu___kvm *vcpu = (void *)to;

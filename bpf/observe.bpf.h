@@ -10,8 +10,9 @@
 #ifndef COHORT_OBSERVE_BPF_H
 #define COHORT_OBSERVE_BPF_H
 
-/* The running vCPU sends an IPI of @vector to its sibling @receiver, a struct kvm_vcpu. */
-__noinline int on_ipi(u64 receiver, u32 vector);
+/* The running vCPU sends an IPI of @vector to its sibling @receiver, a struct kvm_vcpu,
+ * and maybe to @others. */
+__noinline int on_ipi(u64 receiver, u32 vector, bool others);
 /* The running @p leaves the guest as it spins, @in_kernel mode of the guest. */
 static void on_spin(struct task_struct *p, bool in_kernel);
 /* KVM has looked for somebody to run in the place of the spinning @p. */
@@ -25,6 +26,7 @@ struct sent_ipi {
 	struct kvm_apic_map___kvm *map;
 	struct apics to;
 	u32 vector;
+	bool several; /* receivers */
 };
 
 /* The next receiver of @ipi is noted; 1: there is none. */
@@ -35,7 +37,7 @@ static long note_receiver(u32 number, struct sent_ipi *ipi)
 	if (!next_vcpu(ipi->map, &ipi->to, &receiver))
 		return 1;
 	if (receiver && receiver != ipi->sender)
-		on_ipi((u64)receiver, ipi->vector);
+		on_ipi((u64)receiver, ipi->vector, ipi->several);
 	return 0;
 }
 
@@ -46,6 +48,7 @@ static void note_ipi(struct sent_ipi *ipi, u32 icr)
 	if ((icr & APIC_DELIVERY_MODE) != APIC_FIXED)
 		return;
 	ipi->vector = icr & APIC_VECTOR;
+	ipi->several = ipi->to.high || ipi->to.low & (ipi->to.low - 1);
 	bpf_loop(APICS_MOST, note_receiver, ipi, 0);
 }
 
