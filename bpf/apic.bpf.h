@@ -1,6 +1,6 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * What KVM's local APICs tell: which vCPUs an IPI is for, and whether an interrupt
+ * What KVM's local APICs tell: which vCPU an IPI is for, and whether an interrupt
  * is pending for a vCPU. Reads only. Not here: when that is asked (observe.bpf.h).
  */
 #ifndef COHORT_APIC_BPF_H
@@ -12,14 +12,18 @@ enum {
 	APIC_DELIVERY_MODE = 0x700,
 	APIC_FIXED = 0,
 	APIC_LOGICAL = 0x800,
-	APIC_TO_SELF = 0x40000,
-	APIC_TO_ALL = 0x80000, /* with APIC_TO_SELF: to all but the sender */
+	APIC_SHORTHAND = 0xc0000,
 	/* 13.8: registers of 256 bits, 32 in each 16 bytes */
 	APIC_IN_SERVICE = 0x100,
 	APIC_REQUESTED = 0x200,
 	APIC_WORDS = 8,
 	APIC_STRIDE = 16,
 };
+
+static inline bool is_one_bit(u64 bits)
+{
+	return bits && !(bits & (bits - 1));
+}
 
 /* What a bit of a logical destination stands for. */
 enum kvm_apic_logical_mode___kvm {
@@ -57,79 +61,76 @@ static inline struct kvm_vcpu___kvm *vcpu_of_entry(void *entry)
 	return apic ? kvm_read(apic, vcpu) : NULL;
 }
 
-/* A set of local APICs: their numbers are @first and more, a bit each. */
-struct apics {
-	u64 low;
-	u64 high; /* of the next 64 */
-	u32 first;
-	bool logical; /* an xAPIC's logical numbers, not ids */
-};
-
-enum { APICS_MOST = 128 };
-
-/* Takes the first one out of @apics, which are in @map, and finds its @vcpu; NULL: it has
- * none. False: there are no more. */
-static inline bool next_vcpu(struct kvm_apic_map___kvm *map,
-			     struct apics *apics, struct kvm_vcpu___kvm **vcpu)
+/* The vCPU whose local APIC has @id; NULL: none. */
+static inline struct kvm_vcpu___kvm *
+vcpu_with_apic_id(struct kvm_apic_map___kvm *map, u32 id)
 {
-	void *table;
-	u32 number;
-
-	if (!apics->low) {
-		apics->low = apics->high;
-		apics->high = 0;
-		apics->first += 64;
-	}
-	if (!apics->low)
-		return false;
-	number = apics->first + __builtin_ctzll(apics->low);
-	apics->low &= apics->low - 1;
-	if (!apics->logical && number > kvm_read(map, max_apic_id))
-		return false;
-	table = (void *)map +
-		(apics->logical ? bpf_core_field_offset(map->xapic_flat_map)
-				: bpf_core_field_offset(map->phys_map));
-	*vcpu = vcpu_of_entry(table + number * sizeof(void *));
-	return true;
+	if (id > kvm_read(map, max_apic_id))
+		return NULL;
+	return vcpu_of_entry((void *)map +
+			     bpf_core_field_offset(map->phys_map) +
+			     id * sizeof(void *));
 }
 
-/* Those that the logical destination @id stands for. */
-static inline void find_logical(struct kvm_apic_map___kvm *map, u32 id,
-				struct apics *apics)
+/* The vCPU that the logical destination @id stands for; NULL: none, or several. */
+static inline struct kvm_vcpu___kvm *
+vcpu_with_logical_id(struct kvm_apic_map___kvm *map, u32 id)
 {
 	u32 mode = kvm_read(map, logical_mode);
+	u32 bits, first = 0;
 
 	if (mode == APIC_MODE(X2APIC)) {
-		apics->low = id & 0xffff;
-		apics->first = (id >> 16) * 16;
+		bits = id & 0xffff;
+		first = (id >> 16) * 16;
 	} else if (mode == APIC_MODE(XAPIC_FLAT)) {
-		apics->low = id & 0xff;
-		apics->logical = true;
+		bits = id & 0xff;
 	} else if (mode == APIC_MODE(XAPIC_CLUSTER)) {
-		apics->low = id & 0xf;
-		apics->first = (id >> 4 & 0xf) * 4;
-		apics->logical = true;
+		bits = id & 0xf;
+		first = (id >> 4 & 0xf) * 4;
+	} else {
+		return NULL;
 	}
+	if (!is_one_bit(bits))
+		return NULL;
+	first += __builtin_ctz(bits);
+	if (mode == APIC_MODE(X2APIC))
+		return vcpu_with_apic_id(map, first);
+	return vcpu_of_entry((void *)map +
+			     bpf_core_field_offset(map->xapic_flat_map) +
+			     first * sizeof(void *));
 }
 
-/* Those that an IPI is for, by the two halves of the interrupt command register. They
- * are in the struct kvm_apic_map @map. Of an IPI to all the sender may be one of them, and
- * only the first APICS_MOST are. */
-__noinline int find_receivers(u64 map, u32 icr, u32 destination,
-			      struct apics *apics)
+/* The only vCPU that an IPI of @sender is for, by the two halves of the interrupt
+ * command register; NULL: there are several, or it is a shorthand. */
+static inline struct kvm_vcpu___kvm *receiver_of(struct kvm_vcpu___kvm *sender,
+						 u32 icr, u32 destination)
 {
-	if (!apics)
-		return 0;
-	if (icr & APIC_TO_ALL) {
-		apics->low = ~0ULL;
-		apics->high = ~0ULL;
-	} else if (icr & APIC_LOGICAL) {
-		find_logical((void *)map, destination, apics);
-	} else if (!(icr & APIC_TO_SELF)) {
-		apics->low = 1;
-		apics->first = destination;
-	}
-	return 0;
+	struct kvm_apic_map___kvm *map;
+	struct kvm___kvm *kvm;
+
+	if (!sender || icr & APIC_SHORTHAND)
+		return NULL;
+	kvm = kvm_read(sender, kvm);
+	map = kvm_read(kvm, arch.apic_map);
+	if (!map)
+		return NULL;
+	return icr & APIC_LOGICAL ? vcpu_with_logical_id(map, destination)
+				  : vcpu_with_apic_id(map, destination);
+}
+
+/* The same of a paravirtual IPI in @kvm: its receivers are bits of two words of
+ * @bits, @low and @high, the first of which stands for the APIC with the id
+ * @first. */
+static inline struct kvm_vcpu___kvm *
+receiver_of_pv(struct kvm___kvm *kvm, u64 low, u64 high, u32 first, u32 bits)
+{
+	struct kvm_apic_map___kvm *map = kvm_read(kvm, arch.apic_map);
+
+	if (!map || (low && high) || !is_one_bit(low | high))
+		return NULL;
+	return vcpu_with_apic_id(map,
+				 first + (low ? __builtin_ctzll(low)
+					      : bits + __builtin_ctzll(high)));
 }
 
 /* Does an interrupt wait for @vcpu, which is not running? Where the hardware

@@ -112,8 +112,6 @@ __noinline bool follow_hint(struct cpu_state *c, u32 place, s32 cpu,
 		lend(c, pid, reason, now);
 	if (served && reason == HINT_LOAN)
 		set_alarm(cpu, wake_loan_ns(slice_ns));
-	if (served && reason == HINT_IPI)
-		c->receiver_pid = pid;
 	end_hint(c, place, served);
 	return served;
 }

@@ -187,25 +187,24 @@ static struct cpu_state *this_cpu(void)
 
 /* ---- what observe.bpf.h leaves open ---- */
 
-__noinline int on_ipi(u64 to, u32 vector, bool others)
+static void on_ipi(struct task_struct *p, struct kvm_vcpu___kvm *vcpu,
+		   u32 vector)
 {
-	struct observed *sender = lookup(bpf_get_current_task_btf()), *receiver;
-	struct kvm_vcpu___kvm *vcpu = (void *)to;
+	struct observed *sender = lookup(p), *receiver;
 	u32 *word, bit = 1U << vector % 32;
 
 	if (!sender)
-		return 0;
+		return;
 	sender->counters.counts.ipis++;
 	word = &vm_of(sender)->ipi_vectors[vector / 32 % APIC_WORDS];
 	if (!(*word & bit))
 		__sync_fetch_and_or(word, bit);
 	/* Most receivers run, or halt: the IPI wakes them. */
 	if (bpf_core_field_exists(vcpu->ready) && !kvm_read(vcpu, ready))
-		return 0;
+		return;
 	receiver = lookup_thread(thread_of_vcpu(vcpu));
 	if (receiver && receiver->counters.phase == PHASE_READY)
 		wait_begins(&receiver->ipi_waits_ns, bpf_ktime_get_ns());
-	return 0;
 }
 
 /* Time on a CPU in a search that is interrupted or ends, if it is taken. */

@@ -7,10 +7,6 @@
 #ifndef COHORT_REACT_BPF_H
 #define COHORT_REACT_BPF_H
 
-enum {
-	RECEIVER_TRIES = 4, /* siblings' CPUs that are looked at for one */
-};
-
 /* Set by Rust: the hardware ends interrupts, and KVM does not see it. */
 const volatile bool eois_hidden;
 
@@ -28,31 +24,6 @@ static void ipi_waits_for_cpu(struct task_ctx *tc, struct group *g, u64 now)
 	count(&g->info.stats.ipis_to_ready);
 }
 
-/* The first of the CPUs @own of domain @domain_id that is for no receiver of an IPI yet;
- * -1: there is none. */
-__noinline s32 cpu_for_receiver(u32 domain_id, u64 own, u64 now)
-{
-	struct domain *d = lookup_domain(domain_id);
-	u32 i;
-
-	if (!d)
-		return -1;
-	for (i = 0; i < RECEIVER_TRIES && own; i++) {
-		s32 cpu = cpu_with(d, lowest_cpu(own));
-		struct cpu_state *c = lookup_cpu(cpu);
-		const struct hint *hint;
-
-		if (!c)
-			break;
-		hint = &c->hints[HINTS_SIBLING];
-		if (!hint->pid || hint->reason != HINT_IPI ||
-		    !vtime_before(now, hint->until_ns))
-			return cpu;
-		own &= own - 1;
-	}
-	return -1;
-}
-
 /*
  * The IPI is for thread @pid, which waits in @queue while siblings have CPUs: it has
  * one of these, but not the sender's. By itself KVM offers nothing until the sender has
@@ -68,6 +39,7 @@ static void run_receiver(u32 queue, s32 pid, u64 now)
 		.mechanism = MECH_IPI,
 		.until_ns = now + slice_ns,
 	};
+	const struct hint *last;
 	struct cpu_state *c;
 	struct entity *e;
 	struct domain *d;
@@ -84,20 +56,24 @@ static void run_receiver(u32 queue, s32 pid, u64 now)
 	others = e->running;
 	if (domain_of(here) == e->domain)
 		others &= ~bit_of(here);
-	cpu = cpu_for_receiver(e->domain, others, now);
-	if (cpu < 0)
+	if (!others)
 		return;
+	cpu = cpu_with(d, lowest_cpu(others));
 	c = lookup_cpu(cpu);
 	if (!c)
+		return;
+	last = &c->hints[HINTS_SIBLING];
+	/* Another receiver may be about to have it. */
+	if (last->pid && last->reason == HINT_IPI &&
+	    vtime_before(now, last->until_ns))
 		return;
 	give_hint(c, &receiver);
 	kick_cpu(cpu, SCX_KICK_PREEMPT);
 }
 
-__noinline int on_ipi(u64 to_vcpu, u32 vector, bool others)
+static void on_ipi(struct task_struct *p, struct kvm_vcpu___kvm *vcpu,
+		   u32 vector)
 {
-	struct task_struct *p = bpf_get_current_task_btf();
-	struct kvm_vcpu___kvm *vcpu = (void *)to_vcpu;
 	s32 to = thread_of_vcpu(vcpu);
 	struct task_ctx *receiver = lookup_thread_may_fail(to);
 	struct task_ctx *tc = vcpu_ctx(p);
@@ -106,23 +82,20 @@ __noinline int on_ipi(u64 to_vcpu, u32 vector, bool others)
 	u32 queue;
 
 	if (!tc || !receiver || receiver->group != tc->group)
-		return 0;
+		return;
 	g = lookup_group(tc->group);
 	if (!g)
-		return 0;
+		return;
 	open_ipi(&tc->signals, p->pid, &receiver->signals, to, vector, now);
 	count(&g->info.stats.ipis);
 	queue = receiver->queue;
 	if (!queue)
-		return 0;
+		return;
 	ipi_waits_for_cpu(receiver, g, now);
 	/* One that is halted is woken by this, and as a rule nobody spins for it.
-	 * pipe-4x4 does 1.59 so, and 1.24 if a sibling has to leave its CPU. One of
-	 * several that was in the guest's kernel is offered by KVM soon. tlb-4x4 does
-	 * 0.98 so, and 0.87 if siblings have to leave their CPUs. */
-	if (!is_halted(vcpu) && !(others && was_in_guest_kernel(vcpu)))
+	 * pipe-4x4 does 1.59 so, and 1.24 if a sibling has to leave its CPU. */
+	if (!is_halted(vcpu))
 		run_receiver(queue, to, now);
-	return 0;
 }
 
 /* @tc woke at @now and waits for a CPU: if an IPI woke it, that was seen before it was
@@ -138,70 +111,12 @@ static void note_woken_by_ipi(struct task_ctx *tc, u64 now)
 		ipi_waits_for_cpu(tc, g, now);
 }
 
-/* The running vCPU @tc has answered the IPI of thread @from. If it has its CPU for that,
- * a sibling that got the same IPI is to have it next. Not at once, as it is in a hook. */
-static void note_answered(const struct task_ctx *tc, s32 from)
-{
-	struct task_struct *p = bpf_get_current_task_btf();
-	s32 cpu = bpf_get_smp_processor_id();
-	struct cpu_state *c = lookup_cpu(cpu);
-
-	if (c && c->receiver_pid == p->pid && sibling_waits(tc) &&
-	    set_alarm(cpu, LEAVE_HOOK_NS))
-		c->answered_pid = from;
-}
-
-/* One of those that wait in @queue, may run on @cpu, and have not answered the IPI of
- * thread @from; 0: there is none. */
-__noinline s32 waiting_receiver(u32 queue, s32 cpu, s32 from)
-{
-	u32 seen = unknown_zero;
-	u64 now = scx_bpf_now();
-	struct task_struct *p;
-	s32 pid = 0;
-
-	bpf_for_each(scx_dsq, p, queue, 0) {
-		struct task_ctx *tc = lookup_task_may_fail(p);
-
-		if (++seen > MAX_RANKED)
-			break;
-		if (!tc || !tc->is_vcpu ||
-		    !ipi_is_open(open_ipi_from(&tc->signals, from), now,
-				 IPI_WINDOW_NS) ||
-		    !bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
-			continue;
-		pid = p->pid;
-		break;
-	}
-	return pid;
-}
-
-/* The running @tc has answered the IPI of thread @from, for which it has @c, of @cpu: does
- * a sibling wait for a CPU that got it as well? That comes next. */
-static bool hands_on(struct cpu_state *c, s32 cpu, const struct task_ctx *tc,
-		     s32 from)
-{
-	struct hint next = {
-		.queue = tc->entity,
-		.reason = HINT_IPI,
-		.mechanism = MECH_IPI,
-		.until_ns = scx_bpf_now() + slice_ns,
-	};
-
-	next.pid = waiting_receiver(next.queue, cpu, from);
-	if (!next.pid)
-		return false;
-	give_hint(c, &next);
-	return true;
-}
-
 /* The running vCPU has handled an interrupt of @vector, whoever sent it. */
 SEC("?tp_btf/kvm_eoi")
 int BPF_PROG(ipi_answered, void *apic, int vector)
 {
 	struct task_ctx *tc = vcpu_ctx(bpf_get_current_task_btf());
 	struct group *g;
-	s32 from = 0;
 	u32 i;
 
 	/* Most interrupts are none of these. */
@@ -220,13 +135,10 @@ int BPF_PROG(ipi_answered, void *apic, int vector)
 			continue;
 		}
 		ipi->sent_ns = 0;
-		from = ipi->from;
 		g = lookup_group(tc->group);
 		if (g)
 			count(&g->info.stats.ipis_answered);
 	}
-	if (from)
-		note_answered(tc, from);
 	return 0;
 }
 
@@ -283,20 +195,15 @@ static int alarm_rings(void *map, u32 *cpu, struct timer *alarm)
 	struct task_ctx *tc = lookup_task_may_fail(p);
 	struct cpu_state *c = lookup_cpu(*cpu);
 	s32 pid = p->pid;
-	s32 answered = 0;
 	bool yields;
 
 	if (!c)
 		return 0;
 	yields = tc && c->yields_pid == pid;
-	if (tc && c->receiver_pid == pid)
-		answered = c->answered_pid;
 	c->yields_pid = 0;
-	c->answered_pid = 0;
 	if (tc && tc->run_at_ns && obey_cap(p, tc) && !tc->parks)
 		set_alarm(*cpu, CAP_LOOK_NS);
-	if ((yields && gives_way(c, *cpu, tc, pid)) ||
-	    (answered && hands_on(c, *cpu, tc, answered)) || c->leaves_hook ||
+	if ((yields && gives_way(c, *cpu, tc, pid)) || c->leaves_hook ||
 	    c->lent_pid || c->samples || (tc && tc->parks))
 		kick_cpu(*cpu, SCX_KICK_PREEMPT);
 	return 0;

@@ -698,8 +698,6 @@ static void leave_cpu(struct task_struct *p, struct task_ctx *tc,
 			c->next_loan_ns =
 				now + wake_pause_ns(c->prev_run_ns, slice_ns);
 	}
-	if (c->receiver_pid == p->pid)
-		c->receiver_pid = 0;
 	c->group = 0;
 	c->entity = 0;
 	c->bound = 0;

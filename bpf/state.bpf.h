@@ -205,8 +205,6 @@ struct cpu_state {
 	u64 lent_until_ns; /* when that ends */
 	u64 next_loan_ns; /* nobody borrows it before */
 	s32 yields_pid; /* a vCPU that gives way in a moment, though KVM did not ask */
-	s32 receiver_pid; /* a vCPU that has it to answer an IPI */
-	s32 answered_pid; /* whose IPI it has answered; others may have got it as well */
 	u32 rests; /* the running task rests */
 	s32 resting_pid; /* the vCPU bound to it that rests, 0: none */
 	u32 looks; /* it is to have the CPU for a moment; any CPU */

@@ -93,7 +93,7 @@ pub struct VcpuView {
         desc = "of yields_offered: the scheduler declined, though the sibling waited for a CPU; what is left was accepted, but another thread ran next"
     )]
     pub yields_refused: u64,
-    #[stat(desc = "fixed IPIs that it sent to siblings, once for each receiver")]
+    #[stat(desc = "fixed IPIs that it sent to one sibling")]
     pub ipis: u64,
     #[stat(desc = "IPIs to it while it waited for a CPU, until it ran: less than 2^i us")]
     pub ipi_to_run: Vec<u64>,

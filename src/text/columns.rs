@@ -247,7 +247,7 @@ impl Column {
                 "IPIp50us",
                 "ipi_to_run",
                 "from an IPI to a waiting vCPU until it runs, median: less than so many us",
-                "from when a fixed IPI is sent to a vCPU while that waits for a CPU, from when that loses its CPU before it has \
+                "from when a fixed IPI to one vCPU is sent while that waits for a CPU, from when that loses its CPU before it has \
                  answered, or from when that wakes by it, until it runs; by powers of two",
                 "above 1,000",
             ),

@@ -181,7 +181,7 @@ pub static COUNTERS: [Counter; 14] = [
     events(
         "",
         "ipis",
-        "Fixed IPIs that vCPUs sent to siblings, once for each receiver",
+        "Fixed IPIs that vCPUs sent to one sibling",
         &[only("ipis", |v, _| v.ipis as f64)],
     ),
     events(
