@@ -96,19 +96,13 @@ pub fn report(options: &Options) -> Result<u8> {
 /// What the bench has measured since replaces what was shown of these cells. Results of another kernel than the newest one are
 /// not shown: their names have an `@`.
 fn take_new() -> Result<()> {
+    let cannot = |error| io_sentence(&format!("{SHOWN} cannot be written"), &error);
+    fs::create_dir_all(SHOWN).map_err(cannot)?;
     for path in kept_in(Path::new(RESULTS))? {
-        let Some(name) = path.file_name() else {
-            continue;
-        };
-        if name.to_string_lossy().contains('@') {
-            continue;
+        let name = path.file_name().unwrap_or_default();
+        if !name.to_string_lossy().contains('@') {
+            fs::copy(&path, Path::new(SHOWN).join(name)).map_err(cannot)?;
         }
-        let shown = Path::new(SHOWN).join(name);
-        fs::create_dir_all(SHOWN)
-            .and_then(|()| fs::copy(&path, &shown))
-            .map_err(|error| {
-                io_sentence(&format!("{} cannot be written", shown.display()), &error)
-            })?;
     }
     Ok(())
 }
