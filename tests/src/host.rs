@@ -2,9 +2,11 @@
 //! What the tests share: Cohort running under the harness's eyes, guests in cgroups of their own, and the CPU time that
 //! each of them got.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs;
 use std::io::{BufRead, BufReader};
+use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
@@ -16,7 +18,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use cohort::commands::compare::notify::Notifications;
 use cohort::commands::compare::scheduler::{self, RunningScheduler, Scheduler};
+use cohort::host::paths::Host;
 use cohort::observer::view::{HostView, VcpuView, VmView};
+use cohort::observer::{Observer, Windows};
 use cohort::process::exit::Exit;
 use cohort::process::wait::wait_for;
 use cohort::scheduler::metrics::{HostStats, MechanismStats, VmStats};
@@ -115,6 +119,34 @@ pub fn stop_cohort(mut cohort: Cohort) -> Result<()> {
         return Ok(());
     }
     leave(cohort)
+}
+
+/// Is one with these options kept?
+pub fn keeps_cohort_with(options: &[&str]) -> bool {
+    let options = [&["--timeout-ms", WATCHDOG_MS], options].concat();
+    kept()
+        .as_ref()
+        .is_some_and(|cohort| cohort.options == options)
+}
+
+/// What `measure` finds under the stock scheduler and under Cohort. The one that is there comes first, as exchanging them costs
+/// the exact machine more than measuring does.
+pub fn under_both<T>(measure: impl Fn() -> Result<T>) -> Result<[T; 2]> {
+    let under_stock = || -> Result<T> {
+        back_to_stock()?;
+        measure()
+    };
+    let under_cohort = || -> Result<T> {
+        let cohort = start_cohort()?;
+        let found = measure()?;
+        stop_cohort(cohort)?;
+        Ok(found)
+    };
+    if keeps_cohort_with(&[]) {
+        let cohort = under_cohort()?;
+        return Ok([under_stock()?, cohort]);
+    }
+    Ok([under_stock()?, under_cohort()?])
 }
 
 /// The host is on its own scheduler from here on: one that was kept leaves.
@@ -410,10 +442,25 @@ pub fn cohort_stats() -> Result<HostStats> {
     cohort_json(&["stats", "--count", "1"])
 }
 
-/// What the observer sees in a window of `seconds`.
+thread_local! {
+    /// Loading the observer costs the exact machine as much as many windows. So it stays, and holds KVM's module.
+    static WINDOWS: RefCell<Option<Windows<'static>>> = const { RefCell::new(None) };
+}
+
+/// What the observer sees in a window of `seconds`. It is this program's own; [`Watch`] is `cohort watch`.
 pub fn watch(seconds: u32) -> Result<HostView> {
-    let seconds = seconds.to_string();
-    cohort_json(&["watch", "--count", "1", "--interval-s", &seconds])
+    WINDOWS.with_borrow_mut(|windows| {
+        let windows = match windows {
+            Some(windows) => windows,
+            None => {
+                let object = Box::leak(Box::new(MaybeUninit::uninit()));
+                windows.insert(Windows::begin(Observer::load(object, &Host::live())?)?)
+            }
+        };
+        windows.advance()?;
+        sleep(Duration::from_secs(seconds.into()));
+        windows.advance()
+    })
 }
 
 /// Makes these switches; the mechanisms after that, since load.
