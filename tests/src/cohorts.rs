@@ -75,6 +75,8 @@ pub const ON_FOUR_CPUS: &[Test] = &[
 ];
 
 const WINDOW: Duration = Duration::from_secs(1);
+/// From the start of the last VM, or of Cohort, until turns are as they stay.
+const SETTLE: Duration = Duration::from_millis(300);
 /// Of their time that siblings may wait behind each other, with co-scheduling. Seen: 0.0 to 0.7 %, on Linux 6.12 0.5 to 1.3 %.
 const STACKED_WITH_PCT: f64 = 2.0;
 /// So little that it need not be less than without co-scheduling: turns alone may happen to do as well. Seen: 0.1 to 1.4 %.
@@ -230,7 +232,7 @@ fn halts_between_waits() -> Result<()> {
 fn turns_are_fair() -> Result<()> {
     let guests = two_pairs_and_a_calm_vm()?;
     let cohort = start_cohort()?;
-    sleep(Duration::from_secs(1));
+    sleep(SETTLE);
     let (shares, _) = shares(&[&guests[0], &guests[1], &guests[2]], WINDOW)?;
     stop_cohort(cohort)?;
     println!("    shares {shares:.4?}");
@@ -240,7 +242,7 @@ fn turns_are_fair() -> Result<()> {
 fn switched_often() -> Result<()> {
     let guests = two_pairs_and_a_calm_vm()?;
     let cohort = start_cohort()?;
-    sleep(Duration::from_secs(1));
+    sleep(SETTLE);
     let over = AtomicBool::new(false);
     let switch_until_over = || -> Result<u32> {
         let mut times = 0;
@@ -291,7 +293,7 @@ fn wide_and_narrow() -> Result<()> {
         Guest::start(&locked("narrow", 2))?,
     ];
     let cohort = start_cohort()?;
-    sleep(Duration::from_secs(1));
+    sleep(SETTLE);
     let (shares, _) = shares(&[&guests[0], &guests[1]], WINDOW)?;
     for guest in &guests {
         print("VM", &vm_stats(guest.micro.pid() as u32)?);
@@ -398,7 +400,7 @@ fn crowd(vms: usize) -> Result<Vec<Guest>> {
 /// many there were by powers of two of us.
 fn waits_of(guests: &[Guest], options: &[&str], window_s: u32) -> Result<(u64, [u64; BUCKETS])> {
     let cohort = start_cohort_with(options)?;
-    sleep(Duration::from_secs(1));
+    sleep(SETTLE);
     let view = watch(window_s)?;
     stop_cohort(cohort)?;
     let shares = shares_in(&view, guests)?;
