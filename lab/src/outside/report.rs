@@ -11,10 +11,12 @@ use clap::Args;
 use cohort::commands::compare::statistics::{least_and_most, median};
 
 use super::bench::{Kept, MATRIX, PUBLISHED, RESULTS};
+use super::machine::Kind;
 use super::tool::io_sentence;
 use crate::cell::{Cell, CellResult, Latency, Matrix, Published, Run, STOCK, Variant};
 
-/// Where the results are that the report shows.
+const DEFAULT_OUT: &str = "docs/results.md";
+/// Where the results are that it shows.
 const SHOWN: &str = "docs/results";
 /// What no table here can show.
 const NOT_MODELLED: &str = "The machine does not model caches, memory bandwidth, branch prediction, SMT siblings that slow \
@@ -50,7 +52,7 @@ pub struct Options {
     /// Results of cells [default: all in docs/results, where those of out/bench are put first]
     results: Vec<PathBuf>,
     /// The file to write
-    #[arg(long, default_value = "docs/results.md")]
+    #[arg(long, default_value = DEFAULT_OUT)]
     out: PathBuf,
 }
 
@@ -63,7 +65,7 @@ pub fn report(options: &Options) -> Result<u8> {
     let published = Matrix::read(Path::new(PUBLISHED))?;
     let paths = match options.results.is_empty() {
         true => {
-            take_new()?;
+            take_new(Path::new(RESULTS), Path::new(SHOWN))?;
             kept_in(Path::new(SHOWN))?
         }
         false => options.results.clone(),
@@ -93,16 +95,29 @@ pub fn report(options: &Options) -> Result<u8> {
     Ok(0)
 }
 
-/// What the bench has measured since replaces what was shown of these cells. Results of another kernel than the newest one are
-/// not shown: their names have an `@`.
-fn take_new() -> Result<()> {
-    let cannot = |error| io_sentence(&format!("{SHOWN} cannot be written"), &error);
-    fs::create_dir_all(SHOWN).map_err(cannot)?;
-    for path in kept_in(Path::new(RESULTS))? {
+/// What was `measured` since replaces what is `shown` of these cells. Results of another kernel than the newest one are not
+/// shown: their names have an `@`. Nor are results from another machine than the exact one.
+fn take_new(measured: &Path, shown: &Path) -> Result<()> {
+    let cannot = |error| io_sentence(&format!("{} cannot be written", shown.display()), &error);
+    fs::create_dir_all(shown).map_err(cannot)?;
+    let mut from_elsewhere = false;
+    for path in kept_in(measured)? {
         let name = path.file_name().unwrap_or_default();
-        if !name.to_string_lossy().contains('@') {
-            fs::copy(&path, Path::new(SHOWN).join(name)).map_err(cannot)?;
+        if name.to_string_lossy().contains('@') {
+            continue;
         }
+        if Kept::read(&path)?.result.lab.machine != Kind::Exact {
+            from_elsewhere = true;
+            continue;
+        }
+        fs::copy(&path, shown.join(name)).map_err(cannot)?;
+    }
+    if from_elsewhere {
+        eprintln!(
+            "lab: {0} has results that are not from the exact machine. {DEFAULT_OUT} leaves them out; `lab report --out other.md \
+             {0}/*.json` shows them",
+            measured.display()
+        );
     }
     Ok(())
 }
@@ -482,6 +497,30 @@ mod tests {
             ],
             ops: Vec::new(),
         }
+    }
+
+    #[test]
+    fn what_is_shown_is_from_the_exact_machine_and_the_newest_kernel() {
+        let folder = tempfile::tempdir().unwrap();
+        let [measured, shown] = ["measured", "shown"].map(|name| folder.path().join(name));
+        fs::create_dir(&measured).unwrap();
+        for (name, machine) in [
+            ("exact.json", Kind::Exact),
+            ("exact@6.12.json", Kind::Exact),
+            ("server.json", Kind::Hardware),
+        ] {
+            let mut result = result(&example(), None);
+            result.lab.machine = machine;
+            let kept = Kept {
+                made_from: String::new(),
+                took_s: 1,
+                result,
+            };
+            let json = serde_json::to_string(&kept).unwrap();
+            fs::write(measured.join(name), json).unwrap();
+        }
+        take_new(&measured, &shown).unwrap();
+        assert_eq!(kept_in(&shown).unwrap(), [shown.join("exact.json")]);
     }
 
     #[test]
