@@ -17,7 +17,7 @@ use tempfile::NamedTempFile;
 use crate::Test;
 use crate::host::{
     Guest, PATIENCE, assert_ratio, back_to_stock, lab, locked, set, shares, shares_in,
-    start_cohort, start_cohort_with, stop_cohort, vcpus_of, vm_stats, watch,
+    start_cohort, start_cohort_with, stop_cohort, vcpus_of, vm_stats, watch, watch_anew,
 };
 
 pub const TESTS: &[Test] = &[
@@ -75,8 +75,6 @@ pub const ON_FOUR_CPUS: &[Test] = &[
 ];
 
 const WINDOW: Duration = Duration::from_secs(1);
-/// From the start of the last VM, or of Cohort, until turns are as they stay.
-const SETTLE: Duration = Duration::from_millis(300);
 /// Of their time that siblings may wait behind each other, with co-scheduling. Seen: 0.0 to 0.7 %, on Linux 6.12 0.5 to 1.3 %.
 const STACKED_WITH_PCT: f64 = 2.0;
 /// So little that it need not be less than without co-scheduling: turns alone may happen to do as well. Seen: 0.1 to 1.4 %.
@@ -232,7 +230,6 @@ fn halts_between_waits() -> Result<()> {
 fn turns_are_fair() -> Result<()> {
     let guests = two_pairs_and_a_calm_vm()?;
     let cohort = start_cohort()?;
-    sleep(SETTLE);
     let (shares, _) = shares(&[&guests[0], &guests[1], &guests[2]], WINDOW)?;
     stop_cohort(cohort)?;
     println!("    shares {shares:.4?}");
@@ -242,7 +239,6 @@ fn turns_are_fair() -> Result<()> {
 fn switched_often() -> Result<()> {
     let guests = two_pairs_and_a_calm_vm()?;
     let cohort = start_cohort()?;
-    sleep(SETTLE);
     let over = AtomicBool::new(false);
     let switch_until_over = || -> Result<u32> {
         let mut times = 0;
@@ -293,7 +289,6 @@ fn wide_and_narrow() -> Result<()> {
         Guest::start(&locked("narrow", 2))?,
     ];
     let cohort = start_cohort()?;
-    sleep(SETTLE);
     let (shares, _) = shares(&[&guests[0], &guests[1]], WINDOW)?;
     for guest in &guests {
         print("VM", &vm_stats(guest.micro.pid() as u32)?);
@@ -400,8 +395,8 @@ fn crowd(vms: usize) -> Result<Vec<Guest>> {
 /// many there were by powers of two of us.
 fn waits_of(guests: &[Guest], options: &[&str], window_s: u32) -> Result<(u64, [u64; BUCKETS])> {
     let cohort = start_cohort_with(options)?;
-    sleep(SETTLE);
-    let view = watch(window_s)?;
+    sleep(Duration::from_millis(300));
+    let view = watch_anew(window_s)?;
     stop_cohort(cohort)?;
     let shares = shares_in(&view, guests)?;
     let mut histogram = [0; BUCKETS];

@@ -121,14 +121,6 @@ pub fn stop_cohort(mut cohort: Cohort) -> Result<()> {
     leave(cohort)
 }
 
-/// Is one with these options kept?
-pub fn keeps_cohort_with(options: &[&str]) -> bool {
-    let options = [&["--timeout-ms", WATCHDOG_MS], options].concat();
-    kept()
-        .as_ref()
-        .is_some_and(|cohort| cohort.options == options)
-}
-
 /// What `measure` finds under the stock scheduler and under Cohort. The one that is there comes first, as exchanging them costs
 /// the exact machine more than measuring does.
 pub fn under_both<T>(measure: impl Fn() -> Result<T>) -> Result<[T; 2]> {
@@ -142,7 +134,8 @@ pub fn under_both<T>(measure: impl Fn() -> Result<T>) -> Result<[T; 2]> {
         stop_cohort(cohort)?;
         Ok(found)
     };
-    if keeps_cohort_with(&[]) {
+    let is_usual = |cohort: &Cohort| cohort.options == ["--timeout-ms", WATCHDOG_MS];
+    if kept().as_ref().is_some_and(is_usual) {
         let cohort = under_cohort()?;
         return Ok([under_stock()?, cohort]);
     }
@@ -443,11 +436,13 @@ pub fn cohort_stats() -> Result<HostStats> {
 }
 
 thread_local! {
-    /// Loading the observer costs the exact machine as much as many windows. So it stays, and holds KVM's module.
+    /// Loading the observer costs the exact machine as much as many windows. So it stays.
     static WINDOWS: RefCell<Option<Windows<'static>>> = const { RefCell::new(None) };
 }
 
-/// What the observer sees in a window of `seconds`. It is this program's own; [`Watch`] is `cohort watch`.
+/// What the observer sees in a window of `seconds`. The observer is this program's own, and stays until the suite ends. So KVM's
+/// modules cannot be removed, and the longest times that it shows are those since its start. Where that matters there is
+/// [`watch_anew`].
 pub fn watch(seconds: u32) -> Result<HostView> {
     WINDOWS.with_borrow_mut(|windows| {
         let windows = match windows {
@@ -461,6 +456,16 @@ pub fn watch(seconds: u32) -> Result<HostView> {
         sleep(Duration::from_secs(seconds.into()));
         windows.advance()
     })
+}
+
+/// The observer of [`watch`] is no longer there.
+pub fn unload_observer() {
+    WINDOWS.take();
+}
+
+/// What `cohort watch` sees in a window of `seconds`, which is its only one.
+pub fn watch_anew(seconds: u32) -> Result<HostView> {
+    Watch::begin(1, seconds)?.window()
 }
 
 /// Makes these switches; the mechanisms after that, since load.

@@ -18,9 +18,9 @@ use cohort_lab::inside::hooks::Programs;
 use serde_json::Value;
 
 use crate::host::{
-    Guest, HALT_POLL_NS, HostLoad, PATIENCE, Setting, Watch, busy, cohort_stats, lab, locked,
-    refused, refused_without_root, start_cohort, start_cohort_patiently, stop_cohort, vcpus_of,
-    vm_stats,
+    Guest, HALT_POLL_NS, HostLoad, PATIENCE, Setting, busy, cohort_stats, lab, locked, refused,
+    refused_without_root, start_cohort, start_cohort_patiently, stop_cohort, vcpus_of, vm_stats,
+    watch_anew,
 };
 use crate::{Test, compare, export};
 
@@ -218,7 +218,7 @@ fn watched() -> Result<()> {
 
 /// The observer sees three busy vCPUs on two CPUs under a scheduler whose name begins with `scheduler`.
 fn sees(guest: &Guest, scheduler: &str) -> Result<()> {
-    let view = Watch::begin(1, 1)?.window()?;
+    let view = watch_anew(1)?;
     let all = vcpus_of(&view, guest)?;
     println!(
         "    {}: {} vCPUs run {:.1} %, ready {:.1} %",

@@ -23,6 +23,7 @@ use crate::Test;
 use crate::host::{
     Guest, HostLoad, PATIENCE, Setting, Watch, back_to_stock, busy, lab, locked, pin_vcpus,
     refused, refused_without_root, schedstat_ns, sleepy, start_cohort, stop_cohort, vcpus_of,
+    watch_anew,
 };
 
 pub const TESTS: &[Test] = &[
@@ -410,7 +411,7 @@ fn entitlements() -> Result<()> {
         period_us: 100_000,
     })?;
     let cohort = start_cohort()?;
-    let view = Watch::begin(1, WINDOW_S)?.window()?;
+    let view = watch_anew(WINDOW_S)?;
     stop_cohort(cohort)?;
     back_to_stock()?;
     // Of two CPUs 0.2 are the capped VM's; 1.8 are divided by 1 to 3. In percent of a CPU per vCPU.
@@ -498,7 +499,7 @@ fn refusals() -> Result<()> {
         .stdout(Stdio::piped())
         .spawn()?;
     ensure!(
-        Watch::begin(1, 1)?.window()?.vms.len() == 1,
+        watch_anew(1)?.vms.len() == 1,
         "two observers disturb each other"
     );
     let mut output = first.stdout.take().context("its output is piped")?;

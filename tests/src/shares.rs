@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Who gets how much CPU time. All subjects are confined to the lab's CPUs for guests; windows are 3 s long.
+//! Who gets how much CPU time. All subjects are confined to the lab's CPUs for guests.
 
 use std::fs;
 use std::os::unix::fs::FileExt;

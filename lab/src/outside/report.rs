@@ -49,7 +49,7 @@ beside VMs is counted as a VM is.
 /// Options of `lab report`.
 #[derive(Debug, Args)]
 pub struct Options {
-    /// Results of cells [default: all in docs/results, where those of out/bench are put first]
+    /// Results of cells [default: all in docs/results, where new ones from the exact machine are put first]
     results: Vec<PathBuf>,
     /// The file to write
     #[arg(long, default_value = DEFAULT_OUT)]
