@@ -552,6 +552,8 @@ pub fn start_until_ready(
     Ok((service, notifications))
 }
 
+const WATCH_ENDED: &str = "cohort watch has ended";
+
 /// `cohort watch` for some windows, in which the test does something.
 pub struct Watch {
     process: Service,
@@ -588,7 +590,8 @@ impl Watch {
 
     /// Waits for the end of the next window; what was seen in it.
     pub fn window(&self) -> Result<HostView> {
-        self.window_while(|| ())
+        let line = self.lines.recv().context(WATCH_ENDED)?;
+        parse_view(&line?)
     }
 
     /// Waits for the end of the first window that has not begun yet.
@@ -604,12 +607,16 @@ impl Watch {
             match self.lines.recv_timeout(Duration::from_micros(500)) {
                 Ok(line) => break line?,
                 Err(RecvTimeoutError::Timeout) => what(),
-                Err(RecvTimeoutError::Disconnected) => bail!("cohort watch has ended"),
+                Err(RecvTimeoutError::Disconnected) => bail!(WATCH_ENDED),
             }
         };
-        serde_json::from_str(&line)
-            .with_context(|| format!("cohort watch prints what this test does not know: {line}"))
+        parse_view(&line)
     }
+}
+
+fn parse_view(line: &str) -> Result<HostView> {
+    serde_json::from_str(line)
+        .with_context(|| format!("cohort watch prints what this test does not know: {line}"))
 }
 
 /// What `cohort` prints with these arguments and `--json`.
