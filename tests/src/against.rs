@@ -2,7 +2,7 @@
 //! Cohort against the stock scheduler, seen by the observer under both, in one boot and with the same guests running.
 
 use std::thread::sleep;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use anyhow::{Context, Result, ensure};
 use cohort::observer::view::{HostView, VcpuView, quantile_us};
@@ -13,7 +13,7 @@ use cohort_micro::Spec;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, PATIENCE, assert_ratio, back_to_stock, lab, locked, shares_in,
+    Guest, HostLoad, PATIENCE, assert_ratio, back_to_stock, gained, lab, locked, shares_in,
     start_cohort_with, stop_cohort, under_both, unload_observer, vcpu_of, vcpus_of, watch,
 };
 
@@ -262,10 +262,9 @@ fn wake_each_other_in(pairs: usize, least: f64) -> Result<()> {
     unload_observer();
     let [stock, under_cohort] = under_both(|| {
         sleep(SETTLE);
-        let before = operations(&guests)?;
-        let begin = Instant::now();
-        sleep(Duration::from_secs(u64::from(WINDOW_S)));
-        Ok((operations(&guests)? - before) as f64 / begin.elapsed().as_secs_f64())
+        let read = || guests.iter().map(Subject::operations).collect();
+        let (done, elapsed) = gained(Duration::from_secs(u64::from(WINDOW_S)), read)?;
+        Ok(done.iter().sum::<u64>() as f64 / elapsed.as_secs_f64())
     })?;
     println!("    operations/s: stock {stock:.0}, cohort {under_cohort:.0}");
     ensure!(
@@ -274,10 +273,6 @@ fn wake_each_other_in(pairs: usize, least: f64) -> Result<()> {
         under_cohort / stock
     );
     Ok(())
-}
-
-fn operations(guests: &[Guest]) -> Result<u64> {
-    guests.iter().map(Subject::operations).sum()
 }
 
 /// What this part of a vCPU's waits for a CPU stays below, us: a power of two.

@@ -167,29 +167,25 @@ fn vm_churn() -> Result<()> {
     let _still = StillVm::create()?;
     let beside = Guest::busy("beside", 2)?;
     let cohort = start_cohort()?;
-    let come_and_go = |rounds: std::ops::Range<usize>| -> Result<HostStats> {
-        for round in rounds {
-            ten_come_and_go(round)?;
-        }
-        cohort_stats()
-    };
-    // What the first ones need may stay: entities of the cgroups they started in.
-    let before = come_and_go(0..1)?;
-    let stats = come_and_go(1..40)?;
+    let stats = leave_nothing(40, ten_come_and_go)?;
     assert_progress(&beside)?;
     ensure!(
         stats.vms.len() == 1,
         "VMs that are gone are still known: {:?}",
         stats.vms
     );
-    ensure_given_back(&before, &stats)?;
     stop_cohort(cohort)
 }
 
-/// What came and went between these has left nothing behind, but for a few entities.
-fn ensure_given_back(before: &HostStats, after: &HostStats) -> Result<()> {
+/// What comes and goes in so many rounds leaves nothing behind; what Cohort counts afterwards.
+fn leave_nothing(rounds: usize, come_and_go: impl Fn(usize) -> Result<()>) -> Result<HostStats> {
+    // What the first ones need may stay: entities of the cgroups they started in.
+    come_and_go(0)?;
+    let before = cohort_stats()?;
+    (1..rounds).try_for_each(come_and_go)?;
+    let after = cohort_stats()?;
     let used = |stats: &HostStats| (stats.groups_used, stats.entities_used);
-    let (used_before, used_after) = (used(before), used(after));
+    let (used_before, used_after) = (used(&before), used(&after));
     println!("    groups, entities in use: {used_before:?}, then {used_after:?}");
     ensure!(
         used_after.0 <= used_before.0 && used_after.1 <= used_before.1 + 4,
@@ -200,27 +196,20 @@ fn ensure_given_back(before: &HostStats, after: &HostStats) -> Result<()> {
         "{} tasks found no group or entity",
         after.exhausted
     );
-    Ok(())
+    Ok(after)
 }
 
 fn cgroup_churn() -> Result<()> {
     let guest = Guest::busy("beside", 2)?;
     let cohort = start_cohort()?;
-    let come_and_go = |rounds: std::ops::Range<u32>| -> Result<HostStats> {
-        for round in rounds {
-            let first = HostLoad::start(&format!("from{round}"), &[0, 5], &[])?;
-            let second = cohort_lab::inside::cgroup::Cgroup::create(&format!("to{round}"))?;
-            second.set_weight(1 + round * 99)?;
-            for pid in first.pids() {
-                second.add(pid)?;
-            }
-        }
-        cohort_stats()
-    };
-    let before = come_and_go(0..1)?;
-    let after = come_and_go(1..100)?;
+    leave_nothing(100, |round| {
+        let first = HostLoad::start(&format!("from{round}"), &[0, 5], &[])?;
+        let second = cohort_lab::inside::cgroup::Cgroup::create(&format!("to{round}"))?;
+        second.set_weight(1 + round as u32 * 99)?;
+        let mut pids = first.pids().into_iter();
+        pids.try_for_each(|pid| second.add(pid))
+    })?;
     assert_progress(&guest)?;
-    ensure_given_back(&before, &after)?;
     stop_cohort(cohort)
 }
 

@@ -37,8 +37,8 @@ use nix::sys::signal::Signal;
 use nix::unistd::Pid;
 use serde::de::DeserializeOwned;
 
-/// A stall this long ends the scheduler in every test, well below the default.
-const WATCHDOG_MS: &str = "2000";
+/// A stall of 2 s ends the scheduler in every test, well below the default.
+const BITES_EARLY: [&str; 2] = ["--timeout-ms", "2000"];
 const COHORT: &str = "/cohort/bin/cohort";
 /// What a guest may need to get going on a busy emulated host.
 pub const PATIENCE: Duration = Duration::from_secs(60);
@@ -77,7 +77,7 @@ pub fn start_cohort() -> Result<Cohort> {
 
 /// The same with further options.
 pub fn start_cohort_with(options: &[&str]) -> Result<Cohort> {
-    load_cohort(&[&["--timeout-ms", WATCHDOG_MS], options].concat())
+    load_cohort(&[&BITES_EARLY, options].concat())
 }
 
 /// `cohort run` as operators have it, with their watchdog.
@@ -134,7 +134,7 @@ pub fn under_both<T>(measure: impl Fn() -> Result<T>) -> Result<[T; 2]> {
         stop_cohort(cohort)?;
         Ok(found)
     };
-    let is_usual = |cohort: &Cohort| cohort.options == ["--timeout-ms", WATCHDOG_MS];
+    let is_usual = |cohort: &Cohort| cohort.options == BITES_EARLY;
     if kept().as_ref().is_some_and(is_usual) {
         let cohort = under_cohort()?;
         return Ok([under_stock()?, cohort]);
@@ -440,9 +440,9 @@ thread_local! {
     static WINDOWS: RefCell<Option<Windows<'static>>> = const { RefCell::new(None) };
 }
 
-/// What the observer sees in a window of `seconds`. The observer is this program's own, and stays until the suite ends. So KVM's
-/// modules cannot be removed, and the longest times that it shows are those since its start. Where that matters there is
-/// [`watch_anew`].
+/// What the observer sees in a window of `seconds`. The observer is this program's own, and stays until the suite ends or
+/// [`unload_observer`]. So KVM's modules cannot be removed, and the longest times that it shows are those since its start.
+/// Where that matters there is [`watch_anew`].
 pub fn watch(seconds: u32) -> Result<HostView> {
     WINDOWS.with_borrow_mut(|windows| {
         let windows = match windows {
