@@ -21,7 +21,7 @@ const READ_FROM_BYTES: [&str; 10] = [
 ];
 
 /// Those that are given to it as bytes, or taken as words.
-const GIVEN_AS_BYTES: [&str; 3] = ["cgroup_cap", "group_stats", "vcpu_counts"];
+const GIVEN_AS_BYTES: [&str; 4] = ["cgroup_cap", "group_stats", "symbol", "vcpu_counts"];
 
 /// Derives for them that any bytes are a value, and that all their bytes are. bytemuck refuses that for a struct of which it
 /// is not true.
@@ -43,7 +43,11 @@ impl ParseCallbacks for Bytes {
 }
 
 fn main() {
-    for (source, name) in [("bpf/sched.bpf.c", "bpf"), ("bpf/observe.bpf.c", "observe")] {
+    for (source, name) in [
+        ("bpf/sched.bpf.c", "bpf"),
+        ("bpf/observe.bpf.c", "observe"),
+        ("bpf/symbols.bpf.c", "symbols"),
+    ] {
         scx_cargo::BpfBuilder::new()
             .expect("clang 19 is needed to build the BPF programs: run lab/setup")
             .enable_skel(source, name)

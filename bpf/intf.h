@@ -27,6 +27,7 @@ enum cohort_limits {
 	LEAST_ENTITIES = 8192, /* groups in domains in which they have tasks */
 	MOST_ENTITIES = 65536, /* their queues' numbers lie below */
 	DOMAIN_CPUS = 64, /* that a domain can have */
+	SYMBOL_NAME_LEN = 48, /* of the kernel's that Rust asks for, with the 0 */
 };
 
 /* What can be switched while running: bits of a mask, on or off. */
@@ -244,6 +245,12 @@ struct cgroup_cap {
 	u64 period_us;
 	u64 quota_us; /* ~0: none */
 	u64 burst_us;
+};
+
+/* A question to symbols.bpf.c, and its answer. */
+struct symbol {
+	char name[SYMBOL_NAME_LEN]; /* ends with a 0 */
+	u64 address;
 };
 
 /* What is known of a CPU's MPERF, which counts cycles while that is not halted.

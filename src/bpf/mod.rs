@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! What the build makes of `bpf/`: the skeletons of the two BPF objects, and the
+//! What the build makes of `bpf/`: the skeletons of the three BPF objects, and the
 //! types of `intf.h`; and how a map's value becomes one of these. Its modules are what the scheduler and the observer have
 //! in common: what is seen of KVM ([`sight`]), clocks of halted time ([`halt`]), and what counters gained ([`counts`]).
 
@@ -20,6 +20,12 @@ pub(crate) mod skel {
 #[allow(clippy::all, missing_docs, unused)]
 pub(crate) mod observe {
     include!(concat!(env!("OUT_DIR"), "/observe_skel.rs"));
+}
+
+/// The skeleton of what looks symbols up.
+#[allow(clippy::all, missing_docs, unused)]
+pub(crate) mod symbols {
+    include!(concat!(env!("OUT_DIR"), "/symbols_skel.rs"));
 }
 
 /// The types that the BPF programs and this program share.

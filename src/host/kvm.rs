@@ -8,14 +8,15 @@
 //! go and come again elsewhere in memory. Its functions can be hooked where the
 //! compiler has kept them.
 
-use anyhow::{Context, Result, bail};
+use crate::host::paths::Host;
+use crate::host::symbols::Symbols;
+use anyhow::{Context, Result};
 use std::collections::HashSet;
-use std::fs::{self, File};
-use std::io::{BufRead, BufReader};
+use std::fs;
 use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
-const SYMBOL: &str = "kvm_preempt_ops";
+const PREEMPT_OPS: &str = "kvm_preempt_ops";
 const EXT_SCHED_CLASS: &str = "ext_sched_class";
 
 /// Functions and tracepoints of KVM that tell what its vCPUs do.
@@ -42,7 +43,7 @@ pub struct Kvm {
 #[derive(Debug)]
 pub struct KvmWatch {
     module: PathBuf,
-    kallsyms: PathBuf,
+    symbols: Symbols,
     /// Tells one loading of the module from the next; sysfs gives each a new
     /// folder. `None` while there is no KVM.
     loading: Option<u64>,
@@ -50,18 +51,17 @@ pub struct KvmWatch {
 
 impl KvmWatch {
     /// Begins to watch; the first call of [`KvmWatch::moved`] says where it is.
-    pub fn new(proc: &Path, sys: &Path) -> Self {
+    pub fn new(host: &Host) -> Self {
         Self {
-            module: sys.join("module/kvm"),
-            kallsyms: proc.join("kallsyms"),
+            module: host.sys.join("module/kvm"),
+            symbols: host.symbols.clone(),
             loading: None,
         }
     }
 
     /// What KVM is, if that has changed since the last call; `Some(None)` if it has gone.
     ///
-    /// Cheap while nothing changes: the long list of symbols is read only after
-    /// the module came.
+    /// Cheap while nothing changes: the kernel is asked only after the module came.
     pub fn moved(&mut self) -> Result<Option<Option<Kvm>>> {
         let loading = fs::metadata(&self.module).ok().map(|folder| folder.ino());
         if loading == self.loading {
@@ -71,7 +71,7 @@ impl KvmWatch {
             return Ok(None);
         }
         let kvm = match loading {
-            Some(_) => Some(find(&self.kallsyms)?),
+            Some(_) => Some(find(&self.symbols)?),
             None => None,
         };
         self.loading = loading;
@@ -88,94 +88,55 @@ impl KvmWatch {
     }
 }
 
-/// Lines look like `ffffffffc0a01234 b kvm_preempt_ops\t[kvm]`.
-fn find(kallsyms: &Path) -> Result<Kvm> {
-    let unreadable = || {
+fn find(symbols: &Symbols) -> Result<Kvm> {
+    let found = symbols.find(&[&[PREEMPT_OPS, EXT_SCHED_CLASS], &HOOKABLE[..]].concat());
+    let found = found.context("without the place of KVM's symbols no vCPU can be recognised")?;
+    let preempt_ops = found.get(PREEMPT_OPS).with_context(|| {
         format!(
-            "the kernel's symbols in {} cannot be read",
-            kallsyms.display()
+            "KVM is loaded, but this kernel does not name {PREEMPT_OPS}, without which no vCPU can be recognised; boot a \
+             kernel built with CONFIG_KALLSYMS_ALL=y"
         )
-    };
-    let symbols = File::open(kallsyms).with_context(unreadable)?;
-    let mut symbols = BufReader::with_capacity(1 << 16, symbols);
-    // Bytes and one buffer: there are some 200,000 lines, and modules come last.
-    let mut line = Vec::new();
-    let mut kvm = Kvm::default();
-    let mut is_named = false;
-    while symbols
-        .read_until(b'\n', &mut line)
-        .with_context(unreadable)?
-        > 0
-    {
-        let mut words = line.split(u8::is_ascii_whitespace);
-        let (address, name) = (words.next(), words.nth(1).unwrap_or_default());
-        let address = || {
-            address
-                .and_then(|hex| std::str::from_utf8(hex).ok())
-                .and_then(|hex| u64::from_str_radix(hex, 16).ok())
-                .unwrap_or_default()
-        };
-        if name == SYMBOL.as_bytes() {
-            is_named = true;
-            kvm.preempt_ops = address();
-        } else if name == EXT_SCHED_CLASS.as_bytes() {
-            kvm.ext_sched_class = address();
-        } else {
-            kvm.has
-                .extend(HOOKABLE.iter().filter(|hook| hook.as_bytes() == name));
-        }
-        line.clear();
-    }
-    if kvm.preempt_ops != 0 {
-        return Ok(kvm);
-    }
-    if is_named {
-        bail!(
-            "{} hides the address of {SYMBOL}, without which no vCPU can be recognised; run \
-             Cohort with CAP_SYSLOG, or set the sysctl kernel.kptr_restrict below 2",
-            kallsyms.display()
-        );
-    }
-    bail!(
-        "KVM is loaded, but {} does not name {SYMBOL}, without which no vCPU can be recognised; \
-         boot a kernel built with CONFIG_KALLSYMS_ALL=y",
-        kallsyms.display()
-    )
+    })?;
+    Ok(Kvm {
+        preempt_ops: *preempt_ops,
+        ext_sched_class: found.get(EXT_SCHED_CLASS).copied().unwrap_or_default(),
+        has: HOOKABLE
+            .into_iter()
+            .filter(|hook| found.contains_key(hook))
+            .collect(),
+    })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::host::paths::fixture::Fixture;
+    use crate::host::symbols::HIDDEN;
 
-    const WITH_KVM: &str = "ffffffff81000000 T _stext\n\
-                            ffffffff829c12c0 D ext_sched_class\n\
-                            ffffffffc0a00000 t kvm_preempt_ops_not\t[kvm]\n\
-                            ffffffffc0a01230 b kvm_preempt_ops\t[kvm]\n\
-                            ffffffffc0a02000 t kvm_vcpu_on_spin\t[kvm]\n\
-                            ffffffffc0a03000 t kvm_vcpu_on_spinner\t[kvm]\n";
+    fn with_kvm() -> Fixture {
+        let fixture = Fixture::new().with_symbol("ext_sched_class", 0x1000);
+        let fixture = fixture.with_symbol("kvm_preempt_ops", 0x1230);
+        fixture.with_symbol("kvm_vcpu_on_spin", 0x2000)
+    }
 
     fn watch(fixture: &Fixture) -> KvmWatch {
-        let host = fixture.host();
-        KvmWatch::new(&host.proc, &host.sys)
+        KvmWatch::new(&fixture.host())
     }
 
     #[test]
     fn the_address_is_told_once() {
-        let fixture = Fixture::new()
-            .with("proc/kallsyms", WITH_KVM)
-            .with("sys/module/kvm/refcnt", "0");
+        let fixture = with_kvm().with("sys/module/kvm/refcnt", "0");
         let mut watch = watch(&fixture);
         let kvm = watch.moved().expect("readable").flatten().expect("loaded");
-        assert_eq!(kvm.preempt_ops, 0xffff_ffff_c0a0_1230);
-        assert_eq!(kvm.ext_sched_class, 0xffff_ffff_829c_12c0);
+        assert_eq!(kvm.preempt_ops, 0x1230);
+        assert_eq!(kvm.ext_sched_class, 0x1000);
         assert_eq!(kvm.has, HashSet::from(["kvm_vcpu_on_spin"]));
         assert_eq!(watch.moved().expect("readable"), None);
     }
 
     #[test]
     fn kvm_may_come_later_and_go() {
-        let fixture = Fixture::new().with("proc/kallsyms", WITH_KVM);
+        let fixture = with_kvm();
         let mut watch = watch(&fixture);
         assert_eq!(watch.moved().expect("readable"), None);
 
@@ -189,9 +150,7 @@ mod tests {
 
     #[test]
     fn a_module_that_is_still_loading_is_looked_at_again() {
-        let fixture = Fixture::new()
-            .with("proc/kallsyms", WITH_KVM)
-            .with("sys/module/kvm/initstate", "coming\n");
+        let fixture = with_kvm().with("sys/module/kvm/initstate", "coming\n");
         let mut watch = watch(&fixture);
         assert_eq!(watch.moved().expect("readable"), None);
         let _fixture = fixture.with("sys/module/kvm/initstate", "live\n");
@@ -200,22 +159,18 @@ mod tests {
 
     #[test]
     fn a_kernel_that_does_not_name_the_symbol_is_an_error() {
-        let fixture = Fixture::new()
-            .with("proc/kallsyms", "ffffffff81000000 T _stext\n")
-            .with("sys/module/kvm/refcnt", "0");
+        let fixture = Fixture::new().with("sys/module/kvm/refcnt", "0");
         let error = watch(&fixture).moved().expect_err("no such symbol");
         assert!(error.to_string().contains("CONFIG_KALLSYMS_ALL=y"));
     }
 
     #[test]
     fn a_hidden_address_is_an_error() {
-        let hidden = WITH_KVM.replace("ffffffffc0a01230", "0000000000000000");
-        let fixture = Fixture::new()
-            .with("proc/kallsyms", hidden)
-            .with("sys/module/kvm/refcnt", "0");
+        let fixture = with_kvm().with_symbol("kvm_preempt_ops", HIDDEN);
+        let fixture = fixture.with("sys/module/kvm/refcnt", "0");
         let error = watch(&fixture)
             .moved()
             .expect_err("nothing to compare with");
-        assert!(error.to_string().contains("CAP_SYSLOG"));
+        assert!(format!("{error:#}").contains("CAP_SYSLOG"));
     }
 }

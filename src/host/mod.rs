@@ -16,6 +16,7 @@ pub(crate) mod preflight;
 pub(crate) mod pressure;
 pub(crate) mod private;
 pub(crate) mod standing;
+pub(crate) mod symbols;
 pub mod threads;
 pub mod topology;
 pub(crate) mod vm_identity;

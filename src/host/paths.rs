@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Where the host's own files are.
+//! Where the host's own files are, and its kernel's symbols.
 //!
-//! Whatever reads the host takes these roots, so that a test can show it a
-//! tree of files instead.
+//! Whatever reads the host takes these, so that a test can show it a tree of
+//! files instead.
 
+use crate::host::symbols::Symbols;
 use std::path::{Path, PathBuf};
 
 /// The roots of the file systems that describe a host.
@@ -17,6 +18,8 @@ pub struct Host {
     pub sys: PathBuf,
     /// Files that live until the next boot, `/run`.
     pub run: PathBuf,
+    /// Who tells where the kernel has what it names.
+    pub symbols: Symbols,
 }
 
 impl Host {
@@ -32,6 +35,7 @@ impl Host {
             proc: root.join("proc"),
             sys: root.join("sys"),
             run: root.join("run"),
+            symbols: Symbols::Kernel,
         }
     }
 
@@ -50,23 +54,37 @@ impl Host {
 pub(crate) mod fixture {
     //! Trees of files that stand for a host.
 
-    use super::Host;
+    use super::{Host, Symbols};
+    use std::collections::HashMap;
     use std::fs;
     use tempfile::TempDir;
 
     /// A host made of files; it vanishes when dropped.
     pub(crate) struct Fixture {
         folder: TempDir,
+        symbols: HashMap<&'static str, u64>,
     }
 
     impl Fixture {
         pub(crate) fn new() -> Self {
             let folder = tempfile::tempdir().expect("a temporary folder can be made");
-            Self { folder }
+            Self {
+                folder,
+                symbols: HashMap::new(),
+            }
         }
 
         pub(crate) fn host(&self) -> Host {
-            Host::below(self.folder.path())
+            Host {
+                symbols: Symbols::Listed(self.symbols.clone()),
+                ..Host::below(self.folder.path())
+            }
+        }
+
+        /// Its kernel has symbol `name` at `address`.
+        pub(crate) fn with_symbol(mut self, name: &'static str, address: u64) -> Self {
+            self.symbols.insert(name, address);
+            self
         }
 
         /// Writes `text` to `path`, which is relative to the root.

@@ -227,7 +227,8 @@ const NEEDED_CAPABILITIES: [(u32, &str); 5] = [
     (39, "CAP_BPF"),        // to load BPF programs
 ];
 
-fn check_privileges(host: &Host) -> Result<(), Refusal> {
+/// Refuses without the capabilities that Cohort needs.
+pub fn check_privileges(host: &Host) -> Result<(), Refusal> {
     let path = host.proc.join("self/status");
     let status = read(&path)?;
     let effective = status

@@ -62,7 +62,7 @@ impl<'object> Observer<'object> {
         host: &Host,
     ) -> Result<Self, Failure> {
         preflight::check_observer(host)?;
-        let kvm = KvmWatch::new(&host.proc, &host.sys).moved()?.flatten();
+        let kvm = KvmWatch::new(host).moved()?.flatten();
         let kvm = kvm.context(
             "KVM is not loaded on this host, so there is nothing to watch. Load it first (modprobe \
              kvm_intel or kvm_amd)",

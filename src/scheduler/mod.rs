@@ -105,7 +105,7 @@ impl<'object> Scheduler<'object> {
             )
         };
         let domains = Domains::read(&host.sys)?;
-        let mut watch = KvmWatch::new(&host.proc, &host.sys);
+        let mut watch = KvmWatch::new(host);
         let kvm = watch.moved()?.flatten();
         let mut open = open(object).map_err(rejected)?;
         // Attached only where it is needed: KVM kicks a vCPU for each interrupt.

@@ -14,7 +14,8 @@ use cohort_micro::Spec;
 
 use crate::Test;
 use crate::host::{
-    Guest, HALT_POLL_NS, Setting, Watch, gained, lab, pin, pin_vcpus, schedstat_ns, vcpu_of,
+    Guest, HALT_POLL_NS, Setting, begin_window, end_window, gained, lab, pin, pin_vcpus,
+    schedstat_ns, vcpu_of, watch_while,
 };
 
 pub const TESTS: &[Test] = &[
@@ -31,7 +32,8 @@ pub const TESTS: &[Test] = &[
     ("what_it_costs_is_accounted_for", accounted_for),
 ];
 
-const WINDOW_S: u32 = 2;
+const WINDOW: Duration = Duration::from_secs(2);
+const A_SECOND: Duration = Duration::from_secs(1);
 /// By so much of the time halted time may be wrong, in percent.
 const TOLERANCE_PCT: f64 = 1.0;
 /// Parts of seconds in which /proc counts.
@@ -66,6 +68,8 @@ fn start(name: &str, passed_through: bool, duties: &[Duty], cpus: &[u32]) -> Res
         .iter()
         .fold(Spec::new(name), |spec, duty| spec.vcpu(duty.program()));
     spec.hlt_passthrough = passed_through;
+    // A vCPU that sleeps when the observer comes is seen only from when it wakes.
+    begin_window()?;
     let guest = Guest::start_on(&spec, cpus)?;
     pin_vcpus(&guest, cpus)?;
     Ok(guest)
@@ -139,12 +143,8 @@ impl Truth {
     }
 }
 
-/// Watches `guest` in the last of so many windows; `meanwhile` is done every half a millisecond.
-fn watch(
-    guest: &Guest,
-    windows: u32,
-    mut meanwhile: impl FnMut(),
-) -> Result<(HostView, Vec<Truth>)> {
+/// Watches `guest` in a window; `meanwhile` is done about each millisecond.
+fn watch(guest: &Guest, mut meanwhile: impl FnMut()) -> Result<(HostView, Vec<Truth>)> {
     let state = &guest.micro.state;
     let vcpus = 0..state.nr_vcpus();
     let counts = || {
@@ -153,14 +153,10 @@ fn watch(
             .map(|vcpu| Count::of(guest, vcpu))
             .collect::<Result<Vec<_>>>()
     };
-    let watch = Watch::begin(windows, WINDOW_S)?;
-    for _ in 1..windows {
-        watch.window()?;
-    }
     let (begin, before) = (Instant::now(), counts()?);
     // The work of one cycle, if nothing came between.
     let mut work_ticks = vec![u64::MAX; state.nr_vcpus()];
-    let view = watch.window_while(|| {
+    let view = watch_while(WINDOW, || {
         for (vcpu, work_ticks) in work_ticks.iter_mut().enumerate() {
             let [begin, end, ..] = state.vcpu(vcpu).stamps;
             if end > begin {
@@ -296,7 +292,7 @@ fn on_their_cpus() -> Result<()> {
     let mut switches = Vec::new();
     for duties in rounds {
         let guest = start("passed-through", true, &duties, &cpus)?;
-        let (view, truth) = watch(&guest, 1, || ())?;
+        let (view, truth) = watch(&guest, || ())?;
         println!("    stated error {:.3} %", view.halted_error_pct);
         let truth_pct: Vec<f64> = truth.iter().map(|vcpu| vcpu.idle_pct(host_s)).collect();
         assert_halted(&view, &guest, &duties, &truth_pct)?;
@@ -321,8 +317,7 @@ fn by_exits() -> Result<()> {
         duty(99, 1_000_000),
     ];
     let guest = start("exits", false, &duties, &tickless()?)?;
-    // A vCPU that is asleep is seen from when it wakes.
-    let (view, truth) = watch(&guest, 2, || ())?;
+    let (view, truth) = watch(&guest, || ())?;
     for (vcpu, duty) in duties.iter().enumerate() {
         let seen = vcpu_of(&view, &guest, vcpu as u32)?;
         ensure!(seen.halted_by == HaltedBy::Exits.word());
@@ -349,7 +344,7 @@ fn by_short_exits() -> Result<()> {
         duty(99, 10_000),
     ];
     let guest = start("exits", false, &duties, &tickless()?)?;
-    let (view, truth) = watch(&guest, 2, || ())?;
+    let (view, truth) = watch(&guest, || ())?;
     for (vcpu, duty) in duties.iter().enumerate() {
         let seen = vcpu_of(&view, &guest, vcpu as u32)?;
         let what = duty.name();
@@ -363,7 +358,7 @@ fn by_short_exits() -> Result<()> {
 fn share_a_cpu() -> Result<()> {
     let duties = [duty(50, 4_000), duty(10, 4_000), duty(90, 2_000)];
     let guest = start("shared", true, &duties, &tickless()?[..1])?;
-    let (view, truth) = watch(&guest, 1, || ())?;
+    let (view, truth) = watch(&guest, || ())?;
     for (vcpu, truth) in truth.iter().enumerate() {
         let switches = truth.switches;
         ensure!(switches > 100, "vCPU {vcpu} was switched {switches} times");
@@ -379,7 +374,7 @@ fn moves() -> Result<()> {
     let tid = guest.micro.state.vcpu(0).tid;
     let (mut next, mut at) = (Instant::now(), 0);
     let mut failed = Ok(());
-    let (view, truth) = watch(&guest, 1, || {
+    let (view, truth) = watch(&guest, || {
         if next <= Instant::now() {
             next += Duration::from_millis(50);
             at += 1;
@@ -399,12 +394,14 @@ fn handed_over() -> Result<()> {
     let cpus = tickless()?;
     for passed_through in [true, false] {
         let guest = start("handed-over", passed_through, &duties, &cpus)?;
-        let watch = Watch::begin(3, 1)?;
-        watch.window()?;
+        begin_window()?;
+        sleep(A_SECOND / 2);
         guest.micro.hand_over()?;
         pin_vcpus(&guest, &cpus)?;
-        let meanwhile = watch.window()?;
-        let after = watch.window()?;
+        sleep(A_SECOND / 2);
+        let meanwhile = end_window()?;
+        sleep(A_SECOND);
+        let after = end_window()?;
         for (what, view, least_known_pct, tolerance_pct) in [
             ("meanwhile", &meanwhile, 90.0, 5.0),
             ("after", &after, 99.9, TOLERANCE_PCT),
@@ -430,17 +427,18 @@ fn offline_and_online() -> Result<()> {
     let guest = start("offline", true, &[duty(50, 10_000)], &[cpu])?;
     let tid = guest.micro.state.vcpu(0).tid;
     let online = format!("/sys/devices/system/cpu/cpu{cpu}/online");
-    let watch = Watch::begin(4, 1)?;
-    watch.window()?;
+    begin_window()?;
     for state in ["0", "1"] {
         fs::write(Path::new(&online), state).with_context(|| format!("{online} <- {state}"))?;
         sleep(Duration::from_millis(200));
     }
     pin(tid, cpu)?;
-    let meanwhile = watch.window()?;
-    // The first reading after it came back opens its event anew.
-    watch.window()?;
-    let after = watch.window()?;
+    sleep(A_SECOND / 2);
+    let meanwhile = end_window()?;
+    // The first reading after it came back has opened its event anew.
+    begin_window()?;
+    sleep(A_SECOND);
+    let after = end_window()?;
     let [meanwhile, after] = [&meanwhile, &after].map(|view| vcpu_of(view, &guest, 0));
     let (meanwhile, after) = (meanwhile?, after?);
     for (what, seen) in [("meanwhile", meanwhile), ("after", after)] {
@@ -470,9 +468,8 @@ fn accounted_for() -> Result<()> {
             "exits"
         };
         let _guest = start(name, passed_through, &duties, &tickless()?[..1])?;
-        let watch = Watch::begin(1, WINDOW_S)?;
-        let (costs, seconds) = costs_within(watch.pid(), Duration::from_secs(1))?;
-        watch.window()?;
+        begin_window()?;
+        let (costs, seconds) = costs_within(std::process::id(), A_SECOND)?;
         println!("    HLT {name}:");
         print(&costs, seconds);
         let switches = costs.iter().find(|cost| cost.name == "switches");

@@ -10,12 +10,12 @@ use std::mem::MaybeUninit;
 use std::ops::{Deref, DerefMut};
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
+use std::sync::mpsc::{Receiver, channel};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread::{sleep, spawn};
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail, ensure};
+use anyhow::{Context, Result, ensure};
 use cohort::commands::compare::notify::Notifications;
 use cohort::commands::compare::scheduler::{self, RunningScheduler, Scheduler};
 use cohort::host::paths::Host;
@@ -440,22 +440,40 @@ thread_local! {
     static WINDOWS: RefCell<Option<Windows<'static>>> = const { RefCell::new(None) };
 }
 
-/// What the observer sees in a window of `seconds`. The observer is this program's own, and stays until the suite ends or
-/// [`unload_observer`]. So KVM's modules cannot be removed, and the longest times that it shows are those since its start.
-/// Where that matters there is [`watch_anew`].
-pub fn watch(seconds: u32) -> Result<HostView> {
+/// Begins a window. The observer is this program's own, and stays until the suite ends or [`unload_observer`]. So KVM's
+/// modules cannot be removed, and the longest times that it shows are those since its start. Where that matters there is
+/// [`watch_anew`].
+pub fn begin_window() -> Result<()> {
+    end_window().map(drop)
+}
+
+/// What the observer has seen since [`begin_window`], or the last call of this.
+pub fn end_window() -> Result<HostView> {
     WINDOWS.with_borrow_mut(|windows| {
-        let windows = match windows {
-            Some(windows) => windows,
-            None => {
-                let object = Box::leak(Box::new(MaybeUninit::uninit()));
-                windows.insert(Windows::begin(Observer::load(object, &Host::live())?)?)
-            }
-        };
-        windows.advance()?;
-        sleep(Duration::from_secs(seconds.into()));
-        windows.advance()
+        if windows.is_none() {
+            let object = Box::leak(Box::new(MaybeUninit::uninit()));
+            *windows = Some(Windows::begin(Observer::load(object, &Host::live())?)?);
+        }
+        windows.as_mut().context("it is loaded")?.advance()
     })
+}
+
+/// What the observer sees in a window of `seconds`.
+pub fn watch(seconds: u32) -> Result<HostView> {
+    begin_window()?;
+    sleep(Duration::from_secs(seconds.into()));
+    end_window()
+}
+
+/// What it sees in `window`, while something is done about each millisecond.
+pub fn watch_while(window: Duration, mut what: impl FnMut()) -> Result<HostView> {
+    begin_window()?;
+    let begin = Instant::now();
+    while begin.elapsed() < window {
+        what();
+        sleep(Duration::from_millis(1));
+    }
+    end_window()
 }
 
 /// The observer of [`watch`] is no longer there.
@@ -599,18 +617,6 @@ impl Watch {
         while self.lines.try_recv().is_ok() {}
         self.window()?;
         self.window()
-    }
-
-    /// Waits for the end of the next window, and does something about every half a millisecond until then.
-    pub fn window_while(&self, mut what: impl FnMut()) -> Result<HostView> {
-        let line = loop {
-            match self.lines.recv_timeout(Duration::from_micros(500)) {
-                Ok(line) => break line?,
-                Err(RecvTimeoutError::Timeout) => what(),
-                Err(RecvTimeoutError::Disconnected) => bail!(WATCH_ENDED),
-            }
-        };
-        parse_view(&line)
     }
 }
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: GPL-2.0-only
-//! Behaviour of Cohort on a real KVM host: `cohort-tests SUITE` runs one suite, inside the lab, as root. A suite is
-//! what fits one boot of the lab; `tests/run` boots them all. Each test is a sentence about behaviour.
+//! Behaviour of Cohort on a real KVM host: `cohort-tests SUITE,...` runs suites, inside the lab, as root; `tests/run` runs
+//! them all. Each test is a sentence about behaviour.
 
 mod against;
 mod cohorts;
@@ -23,7 +23,7 @@ mod time;
 mod why;
 mod yields;
 
-use clap::{Parser, ValueEnum};
+use clap::{ArgAction, Parser, ValueEnum};
 use cohort::commands::compare::scheduler;
 use cohort_lab::inside::random::Random;
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -31,10 +31,11 @@ use std::process::exit;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
-/// Runs one suite of tests; further arguments as of `cargo test`.
+/// Runs suites of tests, "shares,yields" as an example; further arguments as of `cargo test`.
 #[derive(Parser)]
 struct Cli {
-    suite: Suite,
+    #[arg(value_delimiter = ',', required = true, num_args = 1, action = ArgAction::Set)]
+    suites: Vec<Suite>,
     #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
     harness: Vec<String>,
 }
@@ -71,6 +72,8 @@ enum Suite {
     Against,
     /// `cohort compare` on guests that run; needs no time
     Compare,
+    /// When `cohort compare` gives the host back
+    HostBack,
     /// `cohort export`, scraped by Prometheus; needs no time
     Export,
     /// As a service of a host with other users; needs no time
@@ -92,39 +95,47 @@ enum Suite {
 /// A test: what it proves, and the code that fails if it does not hold.
 type Test = (&'static str, fn() -> anyhow::Result<()>);
 
+impl Suite {
+    fn tests(self) -> &'static [Test] {
+        match self {
+            Self::Load => load::TESTS,
+            Self::WithoutSchedExt => load::WITHOUT_SCHED_EXT,
+            Self::Shares => shares::TESTS,
+            Self::Domains => shares::ACROSS_DOMAINS,
+            Self::Yields => yields::TESTS,
+            Self::Cohorts => cohorts::TESTS,
+            Self::Many => many::TESTS,
+            Self::Waits => cohorts::WAITS,
+            Self::FourCpus => cohorts::ON_FOUR_CPUS,
+            Self::Observe => observe::TESTS,
+            Self::Housekeeping => housekeeping::TESTS,
+            Self::Halted => halted::TESTS,
+            Self::Libvirt => libvirt::TESTS,
+            Self::Against => against::TESTS,
+            Self::Compare => compare::TESTS,
+            Self::HostBack => compare::HOST_BACK,
+            Self::Export => export::TESTS,
+            Self::Service => service::TESTS,
+            Self::Why => why::TESTS,
+            Self::Time => time::TESTS,
+            Self::Repeats => repeats::TESTS,
+            Self::Soak => soak::TESTS,
+            Self::Entering => faults::ENTERING,
+            Self::Faults => faults::TESTS,
+        }
+    }
+}
+
 fn main() {
     let cli = Cli::parse();
-    let tests = match cli.suite {
-        Suite::Load => load::TESTS,
-        Suite::WithoutSchedExt => load::WITHOUT_SCHED_EXT,
-        Suite::Shares => shares::TESTS,
-        Suite::Domains => shares::ACROSS_DOMAINS,
-        Suite::Yields => yields::TESTS,
-        Suite::Cohorts => cohorts::TESTS,
-        Suite::Many => many::TESTS,
-        Suite::Waits => cohorts::WAITS,
-        Suite::FourCpus => cohorts::ON_FOUR_CPUS,
-        Suite::Observe => observe::TESTS,
-        Suite::Housekeeping => housekeeping::TESTS,
-        Suite::Halted => halted::TESTS,
-        Suite::Libvirt => libvirt::TESTS,
-        Suite::Against => against::TESTS,
-        Suite::Compare => compare::TESTS,
-        Suite::Export => export::TESTS,
-        Suite::Service => service::TESTS,
-        Suite::Why => why::TESTS,
-        Suite::Time => time::TESTS,
-        Suite::Repeats => repeats::TESTS,
-        Suite::Soak => soak::TESTS,
-        Suite::Entering => faults::ENTERING,
-        Suite::Faults => faults::TESTS,
-    };
     let mut arguments =
         Arguments::from_iter(std::iter::once("cohort-tests".to_owned()).chain(cli.harness));
     // The host has one scheduler, so there is one test at a time.
     arguments.test_threads = Some(1);
-    let trials = tests
+    let trials = cli
+        .suites
         .iter()
+        .flat_map(|suite| suite.tests())
         .map(|(name, test)| Trial::test(*name, move || run(*test)))
         .collect();
     let conclusion = libtest_mimic::run(&arguments, trials);

@@ -21,9 +21,9 @@ use nix::unistd::Pid;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, PATIENCE, Setting, Watch, back_to_stock, busy, lab, locked, pin_vcpus,
-    refused, refused_without_root, schedstat_ns, sleepy, start_cohort, stop_cohort, vcpus_of,
-    watch_anew,
+    Guest, HostLoad, PATIENCE, Setting, back_to_stock, begin_window, busy, end_window, lab, locked,
+    pin_vcpus, refused, refused_without_root, schedstat_ns, sleepy, start_cohort, stop_cohort,
+    unload_observer, vcpus_of, watch, watch_anew, watch_while,
 };
 
 pub const TESTS: &[Test] = &[
@@ -78,10 +78,9 @@ fn works_and_sleeps() -> Result<()> {
     let program = "loop: stamp 0; compute 30ms; stamp 1; sleep 30ms";
     let cpu = lab()?.guest_cpus[0];
     let guest = Guest::start_on(&Spec::new("script").vcpu(program), &[cpu])?;
-    let watch = Watch::begin(1, 2 * WINDOW_S)?;
     let look = || guest.micro.state.vcpu(0);
     let (first, mut works, mut nr_works, mut seen_stamp) = (look(), 0, 0, 0);
-    let view = watch.window_while(|| {
+    let view = watch_while(Duration::from_secs((2 * WINDOW_S).into()), || {
         let [begin, end, ..] = look().stamps;
         if end > begin && end != seen_stamp {
             seen_stamp = end;
@@ -146,9 +145,10 @@ fn run_delay(under_cohort: bool) -> Result<()> {
     })?;
     let cohort = under_cohort.then(start_cohort).transpose()?;
     let truths = || guests.iter().map(Truth::of).collect::<Result<Vec<_>>>();
-    let watch = Watch::begin(1, WINDOW_S)?;
+    begin_window()?;
     let (before, begin) = (truths()?, Instant::now());
-    let view = watch.window()?;
+    sleep(Duration::from_secs(WINDOW_S.into()));
+    let view = end_window()?;
     let (after, elapsed) = (truths()?, begin.elapsed().as_secs_f64());
     if let Some(cohort) = cohort {
         stop_cohort(cohort)?;
@@ -249,24 +249,24 @@ fn tracepoints() -> Result<()> {
         sleep(Duration::from_millis(500));
         Ok(())
     };
-    let watch = Watch::begin(2, WINDOW_S + 1)?;
+    begin_window()?;
     sleep(Duration::from_secs(1));
     signal(Signal::SIGSTOP)?;
-    watch.window()?;
+    begin_window()?;
     // Runnable when it left: 0, or 256 if it was preempted.
     let preempted = "hist:keys=prev_pid,next_pid:size=4096 if prev_state==0||prev_state==256";
     let switches = Trigger::set("sched/sched_switch", preempted)?;
     let spins = format!("hist:keys=common_pid if exit_reason=={SVM_EXIT_PAUSE}");
     let spins = Trigger::set("kvm/kvm_exit", &spins)?;
-    let programs = Programs::of(watch.pid())?;
+    let programs = Programs::of(std::process::id())?;
     signal(Signal::SIGCONT)?;
     sleep(Duration::from_secs(1));
     signal(Signal::SIGSTOP)?;
     let (switches, spins) = (switches.counts()?, spins.counts()?);
-    let (costs, _) = programs.until(&Programs::of(watch.pid())?);
+    let (costs, _) = programs.until(&Programs::of(std::process::id())?);
     let counts_spins = costs.iter().find(|cost| cost.name == "spin_exit_begin");
     let skipped = counts_spins.context("spin exits are not counted")?.missed;
-    let view = watch.window()?;
+    let view = end_window()?;
     let vcpu_of = |pid: i64| {
         guests.iter().find_map(|guest| {
             let mut vcpus = guest.micro.state.vcpus();
@@ -378,9 +378,9 @@ fn ipi_to_run() -> Result<()> {
 
     let beside = Guest::start_on(&busy("beside", 1), &cpus[1..])?;
     beside.cgroup().set_weight(400)?;
-    let watch = Watch::begin(1, 2 * WINDOW_S)?;
+    begin_window()?;
     let (ticks, count, ticks_per_ms) = send(3)?;
-    let view = watch.window()?;
+    let view = end_window()?;
     let all = vcpus_of(&view, &guest)?;
     let waited: u64 = all.ipi_to_run.iter().sum();
     println!(
@@ -411,7 +411,7 @@ fn entitlements() -> Result<()> {
         period_us: 100_000,
     })?;
     let cohort = start_cohort()?;
-    let view = watch_anew(WINDOW_S)?;
+    let view = watch(WINDOW_S)?;
     stop_cohort(cohort)?;
     back_to_stock()?;
     // Of two CPUs 0.2 are the capped VM's; 1.8 are divided by 1 to 3. In percent of a CPU per vCPU.
@@ -445,9 +445,8 @@ fn accounted_for() -> Result<()> {
         Guest::start(&sleepy("sleepy"))?,
         Guest::busy("busy", 2)?,
     ];
-    let watch = Watch::begin(1, WINDOW_S)?;
-    let (costs, seconds) = costs_within(watch.pid(), Duration::from_secs(1))?;
-    watch.window()?;
+    begin_window()?;
+    let (costs, seconds) = costs_within(std::process::id(), Duration::from_secs(1))?;
     print(&costs, seconds);
     let spent_ns: u64 = costs.iter().map(|cost| cost.took_ns).sum();
     let cpus = lab()?.guest_cpus.len() as f64;
@@ -512,6 +511,7 @@ fn refusals() -> Result<()> {
     );
 
     drop(_guest);
+    unload_observer();
     let modprobe = |arguments: &[&str]| -> Result<()> {
         let status = Command::new("modprobe").args(arguments).status()?;
         ensure!(status.success(), "modprobe {arguments:?}: {status}");
@@ -526,10 +526,11 @@ fn refusals() -> Result<()> {
 fn vms_change() -> Result<()> {
     let stays = Guest::busy("stays", 1)?;
     let goes = Guest::busy("goes", 1)?;
-    let watch = Watch::begin(1, WINDOW_S)?;
+    begin_window()?;
     drop(goes);
     let comes = Guest::busy("comes", 1)?;
-    let view = watch.window()?;
+    sleep(Duration::from_secs(1));
+    let view = end_window()?;
     let names: Vec<&str> = view.vms.values().map(|vm| vm.name.as_str()).collect();
     ensure!(
         view.vms.len() == 2

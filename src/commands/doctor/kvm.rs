@@ -6,6 +6,7 @@ use crate::commands::finding::{Finding, Severity};
 use crate::host::arch::{self, SpinParameter};
 use crate::host::kvm::KvmWatch;
 use crate::host::paths::Host;
+use crate::host::preflight::{self, Refusal};
 use std::fs;
 
 pub fn findings(host: &Host) -> Vec<Finding> {
@@ -20,7 +21,11 @@ pub fn findings(host: &Host) -> Vec<Finding> {
     }
     let mut findings = vec![nested(host), polling(host)];
     findings.extend(spin_exits(host));
-    findings.push(sight(host));
+    // Without privileges the kernel does not tell, which is a finding already (readiness.rs).
+    let refusal = preflight::check_privileges(host).err();
+    if !matches!(refusal, Some(Refusal::NoPrivileges { .. })) {
+        findings.push(sight(host));
+    }
     findings
 }
 
@@ -80,7 +85,7 @@ fn spin_exits(host: &Host) -> Option<Finding> {
 
 fn sight(host: &Host) -> Finding {
     let hardware = arch::hardware_ends_interrupts(&host.sys);
-    let kvm = match KvmWatch::new(&host.proc, &host.sys).moved() {
+    let kvm = match KvmWatch::new(host).moved() {
         Ok(Some(Some(kvm))) => kvm,
         Ok(_) => return Finding::fine("sight", "KVM is being loaded"),
         Err(error) => {
@@ -112,14 +117,9 @@ mod tests {
     use super::*;
     use crate::host::kvm::HOOKABLE;
     use crate::host::paths::fixture::Fixture;
+    use crate::host::symbols::HIDDEN;
 
-    fn with_symbols(fixture: Fixture, functions: &[&str]) -> Fixture {
-        let mut symbols = String::from("ffffffffc0001000 d kvm_preempt_ops\t[kvm]\n");
-        for function in functions {
-            symbols += &format!("ffffffffc0002000 t {function}\t[kvm]\n");
-        }
-        fixture.with("proc/kallsyms", symbols)
-    }
+    const PREEMPT_OPS: &str = "kvm_preempt_ops";
 
     fn good() -> Fixture {
         let fixture = Fixture::new()
@@ -127,7 +127,8 @@ mod tests {
             .with("sys/module/kvm_intel/parameters/ple_gap", "128\n")
             .with("sys/module/kvm_intel/parameters/ple_window", "4096\n")
             .with("proc/cpuinfo", "processor : 0\nflags : fpu vmx\n");
-        with_symbols(fixture, &HOOKABLE)
+        let known = [PREEMPT_OPS].into_iter().chain(HOOKABLE);
+        known.fold(fixture, |fixture, name| fixture.with_symbol(name, 0x1000))
     }
 
     #[test]
@@ -172,23 +173,26 @@ mod tests {
                 "nested",
                 Severity::Note,
             ),
-            (
-                "proc/kallsyms",
-                "ffffffffc0001000 d kvm_preempt_ops\t[kvm]\n",
-                "sight",
-                Severity::Note,
-            ),
-            (
-                "proc/kallsyms",
-                "0000000000000000 d kvm_preempt_ops\n",
-                "sight",
-                Severity::Refused,
-            ),
         ] {
             let fixture = good().with(path, content);
             let finding = found(&findings(&fixture.host()), check);
             assert_eq!(finding.severity, expected, "{path}: {finding:?}");
         }
+    }
+
+    #[test]
+    fn what_cannot_be_seen_is_told() {
+        let sight = |fixture: Fixture| {
+            let fixture = fixture.with("sys/module/kvm/refcnt", "0");
+            severity(&findings(&fixture.host()), "sight")
+        };
+        let without_functions = Fixture::new().with_symbol(PREEMPT_OPS, 0x1000);
+        assert_eq!(sight(without_functions), Severity::Note);
+        assert_eq!(
+            sight(good().with_symbol(PREEMPT_OPS, HIDDEN)),
+            Severity::Refused
+        );
+        assert_eq!(sight(Fixture::new()), Severity::Refused);
     }
 
     #[test]
