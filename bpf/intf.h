@@ -27,7 +27,7 @@ enum cohort_limits {
 	LEAST_ENTITIES = 8192, /* groups in domains in which they have tasks */
 	MOST_ENTITIES = 65536, /* their queues' numbers lie below */
 	DOMAIN_CPUS = 64, /* that a domain can have */
-	SYMBOL_NAME_LEN = 48, /* of the kernel's that Rust asks for, with the 0 */
+	SYMBOL_NAME_LEN = 48, /* of a name that Rust asks for, with the 0 */
 };
 
 /* What can be switched while running: bits of a mask, on or off. */

@@ -62,6 +62,8 @@ enum Suite {
     Waits,
     /// What the observer shows is true
     Observe,
+    /// What `cohort watch` and `top` say to wrong input; needs no time
+    WrongInput,
     /// Work of the host beside guests whose HLT does not exit: `lab boot --cpus 4`
     Housekeeping,
     /// Halted time, where HLT exits and where not: `lab boot --cpus 7 --housekeeping 1 --append nohz_full=1-6`
@@ -108,6 +110,7 @@ impl Suite {
             Self::Waits => cohorts::WAITS,
             Self::FourCpus => cohorts::ON_FOUR_CPUS,
             Self::Observe => observe::TESTS,
+            Self::WrongInput => observe::WRONG_INPUT,
             Self::Housekeeping => housekeeping::TESTS,
             Self::Halted => halted::TESTS,
             Self::Libvirt => libvirt::TESTS,
