@@ -44,6 +44,8 @@ struct Cli {
 enum Suite {
     /// Cohort loads on this kernel, recognises a VM and leaves; needs no time
     Load,
+    /// It starts on a host that is full, or refuses to; needs no time
+    Start,
     /// What works on a kernel without sched_ext; needs no time
     WithoutSchedExt,
     /// Who gets how much CPU time
@@ -101,6 +103,7 @@ impl Suite {
     fn tests(self) -> &'static [Test] {
         match self {
             Self::Load => load::TESTS,
+            Self::Start => load::START,
             Self::WithoutSchedExt => load::WITHOUT_SCHED_EXT,
             Self::Shares => shares::TESTS,
             Self::Domains => shares::ACROSS_DOMAINS,
