@@ -7,7 +7,7 @@ use std::panic::resume_unwind;
 use std::path::Path;
 use std::process::Command;
 use std::sync::Barrier;
-use std::thread::{scope, sleep};
+use std::thread::{scope, sleep, spawn};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -259,14 +259,22 @@ fn removed_by_watchdog() -> Result<()> {
     // Since Linux 6.19 the kernel would let tasks of sched_ext have a twentieth of the CPU all the same.
     let server = format!("/sys/kernel/debug/sched/ext_server/cpu{cpu}/runtime");
     let server = Path::new(&server).exists().then_some(server);
-    let _server = server.map(|path| Setting::set(&path, "0")).transpose()?;
+    let server = server.map(|path| Setting::set(&path, "0")).transpose()?;
     let mut hog = None;
     removed(Exit::Watchdog, || {
         let mut command = Command::new("chrt");
         command.args(["-f", "50", "sh", "-c", "while :; do :; done"]);
         hog = Some(Service(start(command, &[cpu], None)?));
+        // Before the load, whose start waits until its process runs there.
+        let lets_go = spawn(move || {
+            sleep(UNTIL_THE_WATCHDOG_ACTS);
+            // The kernel's way back waits for readers of RCU, of which the real-time task may have preempted one.
+            drop(server);
+        });
         let _stalled = HostLoad::start("stalled", &[0], &[cpu])?;
-        wait_for_sched_ext("disabled", PATIENCE)
+        let left = wait_for_sched_ext("disabled", PATIENCE);
+        lets_go.join().expect("it does not panic");
+        left
     })
 }
 
@@ -289,6 +297,9 @@ fn removed(exit: Exit, by: impl FnOnce() -> Result<()>) -> Result<()> {
     );
     assert_progress(&guest)
 }
+
+/// Three times as long as `cohort_command` lets a task wait: the kernel looks once a second, and this machine may be busy.
+const UNTIL_THE_WATCHDOG_ACTS: Duration = Duration::from_secs(6);
 
 fn cohort_command() -> Command {
     let mut command = Command::new("cohort");
