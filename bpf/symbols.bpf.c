@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: GPL-2.0-only
 /*
  * Where the kernel has a symbol, by name. Rust asks before it loads the scheduler or the
- * observer; /proc/kallsyms takes a hundred times as long, as it prints all there are.
+ * observer: to read /proc/kallsyms, which prints all there are, is a third of loading.
  */
 #include "vmlinux.h"
 #include <bpf/bpf_helpers.h>

@@ -16,7 +16,8 @@ use std::fs;
 use std::os::unix::fs::MetadataExt;
 use std::path::PathBuf;
 
-const PREEMPT_OPS: &str = "kvm_preempt_ops";
+/// What KVM marks its vCPU threads with.
+pub const PREEMPT_OPS: &str = "kvm_preempt_ops";
 const EXT_SCHED_CLASS: &str = "ext_sched_class";
 
 /// Functions and tracepoints of KVM that tell what its vCPUs do.

@@ -22,8 +22,8 @@ use tempfile::TempDir;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, PATIENCE, Service, busy, lab, refused, refused_without_root, start_cohort,
-    start_until_ready, stop_cohort, vm_stats,
+    Guest, HOST_CPU, HostLoad, PATIENCE, Service, busy, lab, refused, refused_without_root,
+    start_cohort, start_until_ready, stop_cohort, vm_stats,
 };
 
 pub const TESTS: &[Test] = &[
@@ -52,8 +52,6 @@ const PROMETHEUS: &str = "127.0.0.1:9090";
 const RULES: &str = include_str!("../../deploy/prometheus/cohort.rules.yml");
 const RULES_TEST: &str = include_str!("../../deploy/prometheus/cohort.rules.test.yml");
 const DASHBOARD: &str = include_str!("../../deploy/grafana/cohort.json");
-/// What is no guest's work runs here.
-const HOST_CPU: u32 = 0;
 
 /// `cohort export`, once it serves.
 fn export(options: &[&str]) -> Result<Service> {

@@ -14,7 +14,7 @@ use cohort_micro::Spec;
 
 use crate::Test;
 use crate::host::{
-    Guest, HALT_POLL_NS, Setting, begin_window, end_window, gained, lab, pin, pin_vcpus,
+    Guest, HALT_POLL_NS, HOST_CPU, Setting, begin_window, end_window, gained, lab, pin, pin_vcpus,
     schedstat_ns, vcpu_of, watch_while,
 };
 
@@ -32,10 +32,8 @@ pub const TESTS: &[Test] = &[
     ("what_it_costs_is_accounted_for", accounted_for),
 ];
 
-const WINDOW: Duration = Duration::from_secs(2);
+const WINDOW_S: u32 = 2;
 const A_SECOND: Duration = Duration::from_secs(1);
-/// What is no guest's work runs here.
-const HOST_CPU: u32 = 0;
 /// By so much of the time halted time may be wrong, in percent.
 const TOLERANCE_PCT: f64 = 1.0;
 /// Parts of seconds in which /proc counts.
@@ -162,7 +160,7 @@ fn watch(guest: &Guest, mut meanwhile: impl FnMut()) -> Result<(HostView, Vec<Tr
     let (begin, before) = (Instant::now(), counts()?);
     // The work of one cycle, if nothing came between.
     let mut work_ticks = vec![u64::MAX; state.nr_vcpus()];
-    let view = watch_while(WINDOW, || {
+    let view = watch_while(WINDOW_S, || {
         for (vcpu, work_ticks) in work_ticks.iter_mut().enumerate() {
             let [begin, end, ..] = state.vcpu(vcpu).stamps;
             if end > begin {
@@ -473,7 +471,6 @@ fn accounted_for() -> Result<()> {
             "exits"
         };
         let _guest = start(name, passed_through, &duties, &tickless()?[..1])?;
-        begin_window()?;
         let (costs, seconds) = costs_within(std::process::id(), A_SECOND)?;
         println!("    HLT {name}:");
         print(&costs, seconds);

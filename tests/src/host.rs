@@ -42,6 +42,8 @@ const BITES_EARLY: [&str; 2] = ["--timeout-ms", "2000"];
 const COHORT: &str = "/cohort/bin/cohort";
 /// What a guest may need to get going on a busy emulated host.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+/// What is no guest's work runs here.
+pub const HOST_CPU: u32 = 0;
 
 /// A running `cohort run`, and how it was started.
 pub struct Cohort {
@@ -450,11 +452,14 @@ pub fn begin_window() -> Result<()> {
 /// What the observer has seen since [`begin_window`], or the last call of this.
 pub fn end_window() -> Result<HostView> {
     WINDOWS.with_borrow_mut(|windows| {
-        if windows.is_none() {
-            let object = Box::leak(Box::new(MaybeUninit::uninit()));
-            *windows = Some(Windows::begin(Observer::load(object, &Host::live())?)?);
-        }
-        windows.as_mut().context("it is loaded")?.advance()
+        let windows = match windows {
+            Some(windows) => windows,
+            None => {
+                let object = Box::leak(Box::new(MaybeUninit::uninit()));
+                windows.insert(Windows::begin(Observer::load(object, &Host::live())?)?)
+            }
+        };
+        windows.advance()
     })
 }
 
@@ -465,10 +470,10 @@ pub fn watch(seconds: u32) -> Result<HostView> {
     end_window()
 }
 
-/// What it sees in `window`, while something is done about each millisecond.
-pub fn watch_while(window: Duration, mut what: impl FnMut()) -> Result<HostView> {
+/// The same while something is done about each millisecond.
+pub fn watch_while(seconds: u32, mut what: impl FnMut()) -> Result<HostView> {
     begin_window()?;
-    let begin = Instant::now();
+    let (begin, window) = (Instant::now(), Duration::from_secs(seconds.into()));
     while begin.elapsed() < window {
         what();
         sleep(Duration::from_millis(1));

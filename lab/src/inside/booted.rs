@@ -27,7 +27,7 @@ use crate::guest::{
     COUNTER_MAGIC, COUNTER_PAGE_BYTES, COUNTER_SLOT_BYTES, COUNTER_SLOTS, LATENCIES_OFFSET,
     LATENCY_BUCKETS, REAL_WORKLOADS,
 };
-use crate::outside::machine::Kind;
+use crate::outside::machine::{Kind, SHORT_BOOT};
 
 const QEMU: &str = "/usr/bin/qemu-system-x86_64";
 /// The guests' kernel.
@@ -50,10 +50,8 @@ const REAL_MEMORY_MIB: u32 = 400;
 /// Up to here q35 keeps all memory below 4 GiB, where a physical address is an offset in the memory file.
 const MAX_MEMORY_MIB: u32 = 2048;
 /// Quiet, because each console character is several VM exits; the timer check assumes CPUs of at most 4 GHz,
-/// and emulated ones may look faster. Tests of ciphers go on for seconds after the boot, in windows too. Checking the
-/// signatures of the kernel's certificates is a tenth of the boot.
-const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet panic=-1 no_timer_check cryptomgr.notests \
-     initcall_blacklist=load_system_certificate_list rdinit=/init";
+/// and emulated ones may look faster. What [`SHORT_BOOT`] leaves out would go on for seconds after the boot, in windows too.
+const KERNEL_PARAMETERS: &str = "console=ttyS0 quiet panic=-1 no_timer_check rdinit=/init";
 /// Iterations of the empty loop, two instructions each, that take the exact machine 100 us.
 const DEFAULT_WORK: u64 = 50_000;
 const COUNTING_PREFIX: &str = "counting at 0x";
@@ -92,7 +90,7 @@ impl Workload {
 
     /// The command line of a guest's kernel.
     pub fn kernel_parameters(&self) -> String {
-        format!("{KERNEL_PARAMETERS} -- {}", self.arguments())
+        format!("{KERNEL_PARAMETERS} {SHORT_BOOT} -- {}", self.arguments())
     }
 
     fn arguments(&self) -> String {

@@ -115,11 +115,9 @@ fn sight(host: &Host) -> Finding {
 mod tests {
     use super::super::tests::{found, severity};
     use super::*;
-    use crate::host::kvm::HOOKABLE;
+    use crate::host::kvm::{HOOKABLE, PREEMPT_OPS};
     use crate::host::paths::fixture::Fixture;
     use crate::host::symbols::HIDDEN;
-
-    const PREEMPT_OPS: &str = "kvm_preempt_ops";
 
     fn good() -> Fixture {
         let fixture = Fixture::new()

@@ -117,6 +117,10 @@ fn can_nest(root: &Path) -> bool {
     virtualises && may_use().is_ok()
 }
 
+/// Parameters of a kernel that neither tests its ciphers nor checks the signatures of its certificates, which is half of what
+/// an emulated boot executes.
+pub const SHORT_BOOT: &str = "cryptomgr.notests initcall_blacklist=load_system_certificate_list";
+
 /// Whose CPUs the exact machine has, and so which of KVM's modules L1 loads.
 #[derive(Clone, Copy, Debug, Default, Deserialize, Eq, PartialEq, Serialize, ValueEnum)]
 #[serde(rename_all = "kebab-case")]
@@ -318,9 +322,7 @@ impl Machine<'_> {
         let mut parameters = String::from(
             "console=ttyS0,115200 loglevel=5 panic_console_replay=1 softlockup_panic=1 nokaslr",
         );
-        // Half of what an emulated boot executes otherwise: the kernel tests its ciphers, and checks the signatures of its
-        // certificates.
-        parameters += " cryptomgr.notests initcall_blacklist=load_system_certificate_list";
+        parameters += &format!(" {SHORT_BOOT}");
         parameters += match self.kind {
             // Bochs would boot again; the lab ends it.
             Kind::Exact => " panic=0",
