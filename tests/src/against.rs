@@ -13,24 +13,11 @@ use cohort_micro::Spec;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, PATIENCE, assert_ratio, back_to_stock, gained, lab, locked, shares_in,
-    start_cohort_with, stop_cohort, under_both, unload_observer, vcpu_of, vcpus_of, watch,
+    Guest, HostLoad, PATIENCE, SETTLE, assert_ratio, back_to_stock, gained, lab, locked, shares_in,
+    start_cohort_with, stop_cohort, under_both, unload_observer, vcpu_of, vcpus_of, watch_settled,
 };
 
 pub const TESTS: &[Test] = &[
-    (
-        "a_preempted_receiver_of_an_ipi_runs_thirty_times_sooner",
-        receiver_in_user_mode,
-    ),
-    (
-        "in_a_chain_of_three_receivers_run_thirty_times_sooner",
-        || chain(3),
-    ),
-    (
-        "in_a_chain_of_four_receivers_run_thirty_times_sooner",
-        || chain(4),
-    ),
-    ("in_a_ring_of_three_receivers_run_thirty_times_sooner", ring),
     (
         "a_vm_that_wakes_often_is_served_at_once_beside_cohorts",
         wakes_often,
@@ -52,140 +39,21 @@ pub const TESTS: &[Test] = &[
 ];
 
 const WINDOW_S: u32 = 1;
-const SETTLE: Duration = Duration::from_millis(300);
 const WAKES_OFTEN: &str = "loop: sleep 2ms; compute 100us";
-/// How many times sooner a preempted receiver runs, at the median: its upper bound is a power of two. Seen: 256, in chains 128.
-/// While it waits until its sender's spinning is noticed: 16, in chains 8.
-const SOONER: u64 = 32;
-/// A receiver that has not answered when the turn of its VM ends waits for the next one, or for the one after that, as these VMs
-/// have more vCPUs than the host has CPUs. Three VMs' turns take 6 ms. Seen: 4096 and 8192, under the stock scheduler 4096 to
-/// 16384.
-const TWO_ROUNDS_US: u64 = 16384;
 /// Seen: 100 %. The published "up to" of directed yields and IPI-aware boosts is 87.6 %.
 const FEWER_SPINS_PCT: f64 = 95.0;
 
 /// What the observer sees under the stock scheduler and under Cohort.
 fn compare() -> Result<[HostView; 2]> {
-    under_both(watch_settled)
-}
-
-/// What the observer sees when the scheduler, and who has just started, have settled.
-fn watch_settled() -> Result<HostView> {
-    sleep(SETTLE);
-    watch(WINDOW_S)
+    under_both(|| watch_settled(WINDOW_S))
 }
 
 /// What the observer sees under Cohort with these options.
 fn watch_cohort(options: &[&str]) -> Result<HostView> {
     let cohort = start_cohort_with(options)?;
-    let view = watch_settled()?;
+    let view = watch_settled(WINDOW_S)?;
     stop_cohort(cohort)?;
     Ok(view)
-}
-
-/// The IPIs of a guest with which two busy VMs compete.
-struct Ipis {
-    sent: u64,
-    /// To a receiver that was preempted.
-    waited: u64,
-    /// Half of those ran within so many us, an upper bound.
-    median_us: u64,
-    /// All but a hundredth of those did.
-    late_us: u64,
-}
-
-/// Under the stock scheduler and under Cohort.
-fn ipis(spec: Spec) -> Result<[Ipis; 2]> {
-    let guest = Guest::start(&spec)?;
-    let _others = [Guest::busy("busy0", 2)?, Guest::busy("busy1", 2)?];
-    let of = |view: HostView| -> Result<Ipis> {
-        let all = vcpus_of(&view, &guest)?;
-        let waited: u64 = all.ipi_to_run.iter().sum();
-        let quantile = |quantile| quantile_us(&all.ipi_to_run, quantile).unwrap_or(0);
-        println!(
-            "    {}: IPIs {}, to a preempted vCPU {waited}; it ran within {} us (p50), {} us (p99), {} us (max); \
-             spin exits {}",
-            view.scheduler,
-            all.ipis,
-            quantile(0.5),
-            quantile(0.99),
-            quantile(1.0),
-            all.spin_exits
-        );
-        Ok(Ipis {
-            sent: all.ipis,
-            waited,
-            median_us: quantile(0.5),
-            late_us: quantile(0.99),
-        })
-    };
-    let [stock, cohort] = compare()?;
-    Ok([of(stock)?, of(cohort)?])
-}
-
-impl Ipis {
-    /// How many of all found their receiver preempted.
-    fn waited_part(&self) -> f64 {
-        self.waited as f64 / self.sent as f64
-    }
-}
-
-/// Half of the preempted receivers run at least [`SOONER`] times as soon as under the stock scheduler, and all but a hundredth
-/// within two rounds.
-fn run_sooner(spec: Spec) -> Result<()> {
-    let [stock, cohort] = ipis(spec)?;
-    for ipis in [&stock, &cohort] {
-        ensure!(
-            ipis.waited >= 50,
-            "only {} IPIs found their receiver preempted: nothing is proven",
-            ipis.waited
-        );
-    }
-    ensure!(
-        stock.median_us >= SOONER * cohort.median_us,
-        "{:.1} % found their receiver preempted, half of those ran within {} us; under the stock scheduler {:.1} %, {} us",
-        100.0 * cohort.waited_part(),
-        cohort.median_us,
-        100.0 * stock.waited_part(),
-        stock.median_us
-    );
-    ensure!(
-        cohort.late_us <= TWO_ROUNDS_US,
-        "a hundredth of the preempted receivers ran after {} us or more",
-        cohort.late_us
-    );
-    Ok(())
-}
-
-/// The receiver is in guest user mode, where KVM finds no candidate.
-fn receiver_in_user_mode() -> Result<()> {
-    let spec = Spec::new("ipi")
-        .vcpu("loop: compute 20us; ipi 1 0x41; wait-answer")
-        .vcpu("user; loop: compute 100us")
-        .vcpu("user; loop: compute 100us");
-    run_sooner(spec)
-}
-
-/// Each but the last waits for the next with interrupts masked, so it answers only when it was answered.
-fn chain(links: usize) -> Result<()> {
-    let first = Spec::new("chain").vcpu("loop: compute 20us; ipi 1 0x41; wait-answer");
-    let spec = (1..links - 1).fold(first, |spec, vcpu| {
-        let (next, vector) = (vcpu + 1, 0x41 + vcpu);
-        spec.vcpu(format!(
-            "loop: mask; ipi {next} {vector:#x}; wait-answer; unmask; compute 20us"
-        ))
-    });
-    run_sooner(spec.vcpu("user; loop: compute 100us"))
-}
-
-/// Each waits for the next, the last for the first.
-fn ring() -> Result<()> {
-    run_sooner((0..3).fold(Spec::new("ring"), |spec, vcpu| {
-        let (next, vector) = ((vcpu + 1) % 3, 0x41 + vcpu);
-        spec.vcpu(format!(
-            "loop: compute 20us; ipi {next} {vector:#x}; wait-answer"
-        ))
-    }))
 }
 
 /// A vCPU that wakes each 2 ms for 100 us, beside a VM in a lock, a busy one and two processes of the host. What wakes
@@ -378,7 +246,7 @@ fn spin_less() -> Result<()> {
     };
     back_to_stock()?;
     let mut guests = vec![start(0)?];
-    let alone = rate(&watch_settled()?, &guests)?;
+    let alone = rate(&watch_settled(WINDOW_S)?, &guests)?;
     for number in 1..4 {
         guests.push(start(number)?);
     }

@@ -42,6 +42,8 @@ const BITES_EARLY: [&str; 2] = ["--timeout-ms", "2000"];
 const COHORT: &str = "/cohort/bin/cohort";
 /// What a guest may need to get going on a busy emulated host.
 pub const PATIENCE: Duration = Duration::from_secs(60);
+/// After this long nobody moves any more who has just started, or whose scheduler has.
+pub const SETTLE: Duration = Duration::from_millis(300);
 /// What is no guest's work runs here.
 pub const HOST_CPU: u32 = 0;
 
@@ -211,6 +213,13 @@ pub fn pin_vcpus(guest: &Guest, cpus: &[u32]) -> Result<()> {
     let vcpus = guest.micro.state.vcpus();
     let mut places = vcpus.zip(cpus.iter().cycle());
     places.try_for_each(|(vcpu, &cpu)| pin(vcpu.tid, cpu))
+}
+
+/// A guest whose `vcpus` show that they live, and leave the rest of their CPUs to others.
+pub fn calm(name: &str, vcpus: usize) -> Result<Guest> {
+    Guest::start(&(0..vcpus).fold(Spec::new(name), |spec, _| {
+        spec.vcpu("loop: compute 1ms; sleep 20ms")
+    }))
 }
 
 /// Two vCPUs that sleep and wake each other.
@@ -391,7 +400,7 @@ pub fn gained(
 /// What fraction of their common CPU time each subject gets in `window`, after a moment to settle, and how many CPUs
 /// they used together.
 pub fn shares(subjects: &[&dyn Subject], window: Duration) -> Result<(Vec<f64>, f64)> {
-    sleep(Duration::from_millis(300));
+    sleep(SETTLE);
     let read = || {
         subjects
             .iter()
@@ -470,7 +479,13 @@ pub fn watch(seconds: u32) -> Result<HostView> {
     end_window()
 }
 
-/// The same while something is done about each millisecond.
+/// What it sees in a window of `seconds` when the scheduler, and who has just started, have settled.
+pub fn watch_settled(seconds: u32) -> Result<HostView> {
+    sleep(SETTLE);
+    watch(seconds)
+}
+
+/// What it sees in a window of `seconds` in which something is done about each millisecond.
 pub fn watch_while(seconds: u32, mut what: impl FnMut()) -> Result<HostView> {
     begin_window()?;
     let (begin, window) = (Instant::now(), Duration::from_secs(seconds.into()));

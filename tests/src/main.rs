@@ -10,6 +10,7 @@ mod faults;
 mod halted;
 mod host;
 mod housekeeping;
+mod ipis;
 mod libvirt;
 mod load;
 mod many;
@@ -54,6 +55,8 @@ enum Suite {
     Domains,
     /// Directed yields reach their target
     Yields,
+    /// A vCPU that must answer an IPI runs soon
+    Ipis,
     /// VMs whose vCPUs wait for each other run together
     Cohorts,
     /// The same with four CPUs for guests: `lab boot --cpus 4`
@@ -108,6 +111,7 @@ impl Suite {
             Self::Shares => shares::TESTS,
             Self::Domains => shares::ACROSS_DOMAINS,
             Self::Yields => yields::TESTS,
+            Self::Ipis => ipis::TESTS,
             Self::Cohorts => cohorts::TESTS,
             Self::Many => many::TESTS,
             Self::Waits => cohorts::WAITS,
