@@ -42,7 +42,7 @@ macro_rules! patch {
 }
 
 /// What is changed in Bochs: file name and content, in the order in which they are applied.
-const PATCHES: [(&str, &str); 23] = [
+const PATCHES: [(&str, &str); 24] = [
     patch!("0001-exact-time.patch"),
     patch!("0002-rip-after-exceptions.patch"),
     patch!("0003-costs.patch"),
@@ -66,6 +66,7 @@ const PATCHES: [(&str, &str); 23] = [
     patch!("0021-linked-traces.patch"),
     patch!("0022-loops-that-count-down.patch"),
     patch!("0023-pause-filter-threshold.patch"),
+    patch!("0024-more-traces.patch"),
 ];
 
 /// Several CPUs, SVM, VMX, and all that makes it quick; no window, no debugger.
