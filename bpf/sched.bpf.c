@@ -397,7 +397,8 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		return;
 	if (has_to_unpark(d))
 		unpark(domain_id);
-	if (tc && has_to_park(prev, tc, false))
+	/* A new vCPU waits for a moment, and is its VM's then. */
+	if (tc && (has_to_park(prev, tc, false) || is_new_vcpu(prev, tc)))
 		tc = NULL;
 	if (c->samples && gives_quiet_cpu(c, d, domain_id, cpu, now))
 		return;

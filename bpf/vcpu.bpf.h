@@ -40,6 +40,14 @@ static void become_vcpu(struct task_struct *p, struct task_ctx *tc, u64 kvm)
 		halts_seen = true;
 }
 
+/* Does @p run a vCPU, and is not known as one yet? That is found out when a task begins
+ * to wait, and one that is entitled to its CPU may run for long. Its cgroup pays for it
+ * until then, and its siblings' turns lack it. */
+static bool is_new_vcpu(struct task_struct *p, const struct task_ctx *tc)
+{
+	return !tc->is_vcpu && running_kvm(p);
+}
+
 /* Bring @p, which waits in no queue, to the group that pays for it. */
 static void find_group(struct task_struct *p, struct task_ctx *tc)
 {

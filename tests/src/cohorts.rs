@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use anyhow::{Result, ensure};
 use cohort::bpf::intf;
+use cohort::observer::view::HostView;
 use cohort::process::wait::wait_for;
 use cohort::scheduler::metrics::{VmStats, percent};
 use cohort::scheduler::settings::READY_WAIT_DEFAULT;
@@ -16,8 +17,9 @@ use tempfile::NamedTempFile;
 
 use crate::Test;
 use crate::host::{
-    Guest, PATIENCE, assert_ratio, back_to_stock, lab, locked, set, shares, shares_in,
-    start_cohort, start_cohort_with, stop_cohort, vcpus_of, vm_stats, watch, watch_anew,
+    Guest, PATIENCE, SETTLE, assert_ratio, back_to_stock, lab, locked, set, shares, shares_in,
+    start_cohort, start_cohort_with, stop_cohort, under_cohort, vcpus_of, vm_stats, watch,
+    watch_anew, watch_settled, without,
 };
 
 pub const TESTS: &[Test] = &[
@@ -112,18 +114,12 @@ fn stats_of(guests: &[Guest]) -> Result<Vec<VmStats>> {
     guests.iter().map(stats).collect()
 }
 
-/// What `read` finds after a window under Cohort, started with `options`.
-fn after_a_window<T>(options: &[&str], read: impl FnOnce() -> Result<T>) -> Result<T> {
-    let cohort = start_cohort_with(options)?;
-    sleep(WINDOW);
-    let found = read()?;
-    stop_cohort(cohort)?;
-    Ok(found)
-}
-
-/// What Cohort, started with `options`, counts of `guests` in a window.
-fn stats_under_cohort(options: &[&str], guests: &[Guest]) -> Result<Vec<VmStats>> {
-    after_a_window(options, || stats_of(guests))
+/// What Cohort has counted of `guests` after a window.
+fn stats_under_cohort(guests: &[Guest]) -> Result<Vec<VmStats>> {
+    under_cohort(|| {
+        sleep(WINDOW);
+        stats_of(guests)
+    })
 }
 
 /// Two VMs whose two vCPUs each need a lock, and one whose vCPUs compute.
@@ -142,7 +138,7 @@ fn turns_open() -> Result<()> {
 
 /// All of `guests` have turns, and no more than a part `most` of all is not whole, of none of them twice as many.
 fn open_for_all(guests: &[Guest], most: f64) -> Result<()> {
-    let vms = stats_under_cohort(&[], guests)?;
+    let vms = stats_under_cohort(guests)?;
     for vm in &vms {
         print(&vm.name, vm);
         // A third of a second in turns of 2 ms would be 166; six VMs on four CPUs have half of them each.
@@ -214,7 +210,7 @@ fn halts_between_waits() -> Result<()> {
         Guest::start(&spec)
     };
     let guests = [asking("one")?, asking("two")?];
-    let vms = stats_under_cohort(&[], &guests)?;
+    let vms = stats_under_cohort(&guests)?;
     for vm in &vms {
         print(&vm.name, vm);
         let stacked_pct = stacked_of_time(vm);
@@ -391,26 +387,20 @@ fn crowd(vms: usize) -> Result<Vec<Guest>> {
     (0..vms).map(busy).collect()
 }
 
-/// How long vCPUs of these guests, which get the same, wait for a CPU with these options: the longest wait, us, and how
-/// many there were by powers of two of us.
-fn waits_of(guests: &[Guest], options: &[&str], window_s: u32) -> Result<(u64, [u64; BUCKETS])> {
-    let cohort = start_cohort_with(options)?;
-    sleep(Duration::from_millis(300));
-    let view = watch_anew(window_s)?;
-    stop_cohort(cohort)?;
-    let shares = shares_in(&view, guests)?;
+/// How long vCPUs of these guests, which get the same, waited for a CPU: the longest wait since the observer's start, us, and
+/// how many there were in the window by powers of two of us.
+fn waits_in(view: &HostView, guests: &[Guest]) -> Result<(u64, [u64; BUCKETS])> {
+    let shares = shares_in(view, guests)?;
     let mut histogram = [0; BUCKETS];
     let mut longest_us = 0;
     for guest in guests {
-        let vcpus = vcpus_of(&view, guest)?;
+        let vcpus = vcpus_of(view, guest)?;
         longest_us = longest_us.max(vcpus.longest_ready_us);
         for (sum, count) in histogram.iter_mut().zip(&vcpus.ready_us) {
             *sum += count;
         }
     }
-    println!(
-        "    {options:?}: longest wait {longest_us} us, waits by powers of two of us {histogram:?}"
-    );
+    println!("    longest wait {longest_us} us, waits by powers of two of us {histogram:?}");
     assert_ratio(&shares, &vec![1.0; guests.len()], 0.05)?;
     Ok((longest_us, histogram))
 }
@@ -424,7 +414,11 @@ fn longer_than(waits: &[u64; BUCKETS], bucket: usize) -> f64 {
 /// A VM and four competitors, and the documented bound. Turns of a slice make waits of 8 ms; few are twice as long.
 fn no_wait_is_longer_than_the_bound() -> Result<()> {
     let guests = crowd(5)?;
-    let (longest_us, histogram) = waits_of(&guests, &[], 3)?;
+    let view = under_cohort(|| {
+        sleep(SETTLE);
+        watch_anew(3)
+    })?;
+    let (longest_us, histogram) = waits_in(&view, &guests)?;
     let longest_ms = longest_us as f64 / 1e3;
     ensure!(
         Duration::from_micros(longest_us) <= READY_WAIT_DEFAULT + Duration::from_millis(SLICE_MS),
@@ -442,14 +436,15 @@ fn no_wait_is_longer_than_the_bound() -> Result<()> {
 fn waits_are_bounded() -> Result<()> {
     let guests = crowd(12)?;
     // How many of the waits are longer than 16.4 ms.
-    let measure = |options: &[&str]| -> Result<f64> {
-        let (_, histogram) = waits_of(&guests, options, 2)?;
+    let measure = || -> Result<f64> {
+        let (_, histogram) = waits_in(&watch_settled(2)?, &guests)?;
         Ok(longer_than(&histogram, 15))
     };
-    let (without, with) = (measure(&["--off", "short-turns"])?, measure(&[])?);
+    let whole_slices = without("short-turns", measure)?;
+    let long = under_cohort(measure)?;
     ensure!(
-        without > 0.9 && with < 0.03,
-        "of the waits {with:.4} were longer than 16.4 ms, with turns of whole slices {without:.4}"
+        whole_slices > 0.9 && long < 0.03,
+        "of the waits {long:.4} were longer than 16.4 ms, with turns of whole slices {whole_slices:.4}"
     );
     Ok(())
 }
@@ -473,17 +468,18 @@ fn exceptions() -> Result<()> {
 
 /// Two vCPUs on two CPUs need not wait behind each other, whoever else is there.
 fn not_stacked() -> Result<()> {
-    let guests = [Guest::start(&locked("pair", 2))?, Guest::busy("calm", 2)?];
-    let stacked = |options: &[&str]| -> Result<f64> {
-        let vms = stats_under_cohort(options, &guests)?;
-        let percents: Vec<f64> = vms.iter().map(stacked_of_time).collect();
-        println!("    {options:?}: stacked {percents:.2?} %");
+    // New ones each time, as they are counted from their begin.
+    let stacked = || -> Result<f64> {
+        let guests = [Guest::start(&locked("pair", 2))?, Guest::busy("calm", 2)?];
+        sleep(WINDOW);
+        let percents: Vec<f64> = stats_of(&guests)?.iter().map(stacked_of_time).collect();
+        println!("    stacked {percents:.2?} %");
         Ok(percents.iter().sum::<f64>() / 2.0)
     };
-    let (without, with) = (stacked(&["--off", "cohorts"])?, stacked(&[])?);
+    let (apart, together) = (without("cohorts", stacked)?, under_cohort(stacked)?);
     ensure!(
-        with < STACKED_WITH_PCT && (with < without || with < STACKED_LITTLE_PCT),
-        "vCPUs waited for {with:.2} % of their time behind a sibling, without co-scheduling for {without:.2} %"
+        together < STACKED_WITH_PCT && (together < apart || together < STACKED_LITTLE_PCT),
+        "vCPUs waited for {together:.2} % of their time behind a sibling, without co-scheduling for {apart:.2} %"
     );
     Ok(())
 }

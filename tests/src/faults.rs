@@ -38,11 +38,11 @@ pub const TESTS: &[Test] = &[
         affinity_churn,
     ),
     ("cpus_going_offline_and_online_lose_no_task", cpu_hotplug),
-    ("two_hundred_vms_come_and_go", vm_churn),
+    ("a_hundred_vms_come_and_go", vm_churn),
     ("cgroups_with_tasks_come_move_and_go", cgroup_churn),
     (
-        "three_booted_guests_come_and_go_and_one_is_killed",
-        booted_churn,
+        "of_two_booted_guests_one_lives_on_when_the_other_is_killed",
+        one_booted_guest_is_killed,
     ),
     (
         "kill_9_gives_the_host_back_and_the_next_start_says_so",
@@ -167,7 +167,7 @@ fn vm_churn() -> Result<()> {
     let _still = StillVm::create()?;
     let beside = calm("beside", 2)?;
     let cohort = start_cohort()?;
-    let stats = leave_nothing(20, ten_come_and_go)?;
+    let stats = leave_nothing(10, ten_come_and_go)?;
     assert_progress(&beside)?;
     ensure!(
         stats.vms.len() == 1,
@@ -202,10 +202,10 @@ fn leave_nothing(rounds: usize, come_and_go: impl Fn(usize) -> Result<()>) -> Re
 fn cgroup_churn() -> Result<()> {
     let guest = Guest::busy("beside", 2)?;
     let cohort = start_cohort()?;
-    leave_nothing(100, |round| {
+    leave_nothing(50, |round| {
         let first = HostLoad::start(&format!("from{round}"), &[0, 5], &[])?;
         let second = cohort_lab::inside::cgroup::Cgroup::create(&format!("to{round}"))?;
-        second.set_weight(1 + round as u32 * 99)?;
+        second.set_weight(1 + round as u32 * 200)?;
         let mut pids = first.pids().into_iter();
         pids.try_for_each(|pid| second.add(pid))
     })?;
@@ -213,19 +213,20 @@ fn cgroup_churn() -> Result<()> {
     stop_cohort(cohort)
 }
 
-fn booted_churn() -> Result<()> {
+fn one_booted_guest_is_killed() -> Result<()> {
     let _still = StillVm::create()?;
     let lab = lab()?;
     let cohort = start_cohort()?;
-    let specs = (0..3)
+    let specs = (0..2)
         .map(|i| GuestSpec::new(&format!("booted{i}"), 2, Workload::new("busy")))
         .collect();
     let mut guests: Vec<BootedGuest> = start_all(&lab, specs, Duration::from_secs(180))?;
     // kill -9, in the middle of its work.
     guests[0].kill()?;
-    for guest in &mut guests[1..] {
-        ensure!(guest.alive()?, "a guest died when another one was killed");
-    }
+    ensure!(
+        guests[1].alive()?,
+        "a guest died when another one was killed"
+    );
     drop(guests);
     stop_cohort(cohort)
 }

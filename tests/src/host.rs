@@ -132,18 +132,31 @@ pub fn under_both<T>(measure: impl Fn() -> Result<T>) -> Result<[T; 2]> {
         back_to_stock()?;
         measure()
     };
-    let under_cohort = || -> Result<T> {
-        let cohort = start_cohort()?;
-        let found = measure()?;
-        stop_cohort(cohort)?;
-        Ok(found)
-    };
     let is_usual = |cohort: &Cohort| cohort.options == BITES_EARLY;
     if kept().as_ref().is_some_and(is_usual) {
-        let cohort = under_cohort()?;
+        let cohort = under_cohort(&measure)?;
         return Ok([under_stock()?, cohort]);
     }
-    Ok([under_stock()?, under_cohort()?])
+    Ok([under_stock()?, under_cohort(&measure)?])
+}
+
+/// What `measure` finds under Cohort.
+pub fn under_cohort<T>(measure: impl FnOnce() -> Result<T>) -> Result<T> {
+    let cohort = start_cohort()?;
+    let found = measure()?;
+    stop_cohort(cohort)?;
+    Ok(found)
+}
+
+/// What `measure` finds under Cohort without `mechanism`.
+pub fn without<T>(mechanism: &str, measure: impl FnOnce() -> Result<T>) -> Result<T> {
+    under_cohort(|| {
+        set(&[&format!("{mechanism}=off")])?;
+        let found = measure()?;
+        // The next test may have the same Cohort.
+        set(&[&format!("{mechanism}=on")])?;
+        Ok(found)
+    })
 }
 
 /// The host is on its own scheduler from here on: one that was kept leaves.

@@ -6,7 +6,7 @@ use cohort::observer::view::quantile_us;
 use cohort_micro::Spec;
 
 use crate::Test;
-use crate::host::{Guest, start_cohort, stop_cohort, vcpus_of, watch_settled};
+use crate::host::{Guest, under_cohort, vcpus_of, watch_settled};
 
 pub const TESTS: &[Test] = &[
     ("a_preempted_receiver_runs_soon", receiver_in_user_mode),
@@ -28,9 +28,7 @@ const TWO_ROUNDS_US: u64 = 16384;
 fn run_soon(spec: Spec) -> Result<()> {
     let guest = Guest::start(&spec)?;
     let _others = [Guest::busy("busy0", 2)?, Guest::busy("busy1", 2)?];
-    let cohort = start_cohort()?;
-    let view = watch_settled(1)?;
-    stop_cohort(cohort)?;
+    let view = under_cohort(|| watch_settled(1))?;
     let all = vcpus_of(&view, &guest)?;
     let waited: u64 = all.ipi_to_run.iter().sum();
     let quantile = |quantile| quantile_us(&all.ipi_to_run, quantile).unwrap_or(0);

@@ -7,13 +7,16 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use cohort::scheduler::metrics::VmStats;
+use cohort::observer::view::HostView;
+use cohort::scheduler::metrics::{VmStats, percent};
+use cohort_lab::inside::booted::{GuestSpec, Topology, Workload, start_all};
 use cohort_micro::Spec;
 
 use crate::Test;
 use crate::host::{
-    Guest, assert_ratio, back_to_stock, busy, cohort_stats, lab, locked, set, shares, start_cohort,
-    start_cohort_with, stop_cohort, vm_stats, vm_stats_with,
+    Guest, PATIENCE, assert_ratio, back_to_stock, busy, cohort_stats, lab, locked, set, shares,
+    start_cohort, start_cohort_with, stop_cohort, under_cohort, vm_stats, vm_stats_with,
+    watch_settled,
 };
 
 pub const TESTS: &[Test] = &[
@@ -40,6 +43,10 @@ pub const TESTS: &[Test] = &[
     (
         "a_halted_vcpu_is_never_shown_to_the_guest_as_preempted",
         halted_is_idle,
+    ),
+    (
+        "a_guests_balancer_uses_its_halted_vcpus_whatever_its_topology",
+        halted_vcpus_are_used,
     ),
     (
         "without_sight_of_ipis_it_says_so_and_serves_the_yields_it_still_sees",
@@ -308,4 +315,62 @@ fn blind() -> Result<()> {
         100.0 * served
     );
     stop_cohort(cohort)
+}
+
+/// Two threads that wake each other all the time, in a guest of four vCPUs with KVM's paravirtual help, beside two busy VMs:
+/// the guest's balancer puts them on two vCPUs only if it takes the halted ones for idle.
+fn halted_vcpus_are_used() -> Result<()> {
+    let lab = lab()?;
+    for (name, topology) in [
+        (
+            "sockets",
+            Topology {
+                sockets: 4,
+                cores: 1,
+                threads: 1,
+            },
+        ),
+        (
+            "cores",
+            Topology {
+                sockets: 1,
+                cores: 4,
+                threads: 1,
+            },
+        ),
+    ] {
+        let workload = Workload {
+            threads: Some(2),
+            sleeping: true,
+            ..Workload::new("barrier")
+        };
+        let spec = GuestSpec {
+            paravirtual: true,
+            topology,
+            ..GuestSpec::new(name, 4, workload)
+        };
+        let guests = start_all(&lab, vec![spec], PATIENCE)?;
+        let _others = [Guest::busy("busy0", 2)?, Guest::busy("busy1", 2)?];
+        let pid = guests[0].pid();
+        let on_one_pct = |view: &HostView| -> Result<f64> {
+            let vm = view
+                .vms
+                .get(&pid)
+                .context("the observer does not see the guest")?;
+            let ran: Vec<f64> = vm.vcpus.values().map(|vcpu| vcpu.run_pct).collect();
+            let (most, all) = (ran.iter().copied().fold(0.0, f64::max), ran.iter().sum());
+            println!(
+                "    4 {name}: its vCPUs ran {ran:.1?} % of the time, {:.1} % of that on one; {} wake-ups",
+                percent(most, all),
+                vm.all.wakeups
+            );
+            Ok(percent(most, all))
+        };
+        let on_one = on_one_pct(&under_cohort(|| watch_settled(1))?)?;
+        ensure!(
+            on_one < 60.0,
+            "{on_one:.1} % of its work was done on one vCPU"
+        );
+    }
+    Ok(())
 }
