@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::Test;
 use crate::host::{
-    Guest, PATIENCE, back_to_stock, busy, lab, promised, refused, refused_without_root,
+    Guest, PATIENCE, back_to_stock, busy, calm, lab, promised, refused, refused_without_root,
     start_cohort, stop_cohort, wait_for_sched_ext,
 };
 
@@ -299,8 +299,9 @@ fn interrupted() -> Result<()> {
 fn wrong_input() -> Result<()> {
     let short = ["--rounds", "1", "--window-s", "1", "--settle-s", "0"];
     let with = |more: &[&str]| compare(&[&short[..], more].concat());
+    back_to_stock()?;
     refused(&mut with(&[]), Exit::Failure, "no VM ran")?;
-    let _guests = guests()?;
+    let _guest = calm("one", 2)?;
     let missing = "/nonexistent/scheduler";
     let no_number = ["--probe", "x=echo none", "--scheduler", "stock"];
     let wrong: [(&[&str], Exit, &str); 7] = [

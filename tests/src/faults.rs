@@ -202,10 +202,10 @@ fn leave_nothing(rounds: usize, come_and_go: impl Fn(usize) -> Result<()>) -> Re
 fn cgroup_churn() -> Result<()> {
     let guest = Guest::busy("beside", 2)?;
     let cohort = start_cohort()?;
-    leave_nothing(50, |round| {
+    leave_nothing(25, |round| {
         let first = HostLoad::start(&format!("from{round}"), &[0, 5], &[])?;
         let second = cohort_lab::inside::cgroup::Cgroup::create(&format!("to{round}"))?;
-        second.set_weight(1 + round as u32 * 200)?;
+        second.set_weight(1 + round as u32 * 400)?;
         let mut pids = first.pids().into_iter();
         pids.try_for_each(|pid| second.add(pid))
     })?;

@@ -286,7 +286,7 @@ fn cap_in_kernel() -> Result<()> {
     let load = capped_perl("open $f, '<', '/dev/zero' unless $f; sysread $f, $b, 64 << 20")?;
     let cohort = start_cohort()?;
     sleep(PLACE_AGE);
-    let used = load.cpu_times_ns(3 * WINDOW)?[0] as f64 / (3 * WINDOW).as_nanos() as f64;
+    let used = load.cpu_times_ns(2 * WINDOW)?[0] as f64 / (2 * WINDOW).as_nanos() as f64;
     stop_cohort(cohort)?;
     println!("    {used:.3} CPUs used");
     ensure!(
