@@ -183,8 +183,8 @@ fn host_and_vm() -> Result<()> {
     host.cgroup().set_weight(200)?;
     let (shares, used) = measured(&[&host, &vm])?;
     assert_used(used)?;
-    // So that a weight that counts for 3 % more shows: the VM then has 2 % less. Seen: 0.1 % more.
-    assert_ratio(&shares, &[2.0, 1.0], 0.015)
+    // So that a weight that counts for 3 % more shows: the VM then has 1.5 % less. Seen: 0.2 % less, 0.3 % more.
+    assert_ratio(&shares, &[2.0, 1.0], 0.01)
 }
 
 /// By weight alone the one would wait for 20 s after each turn. The watchdog allows 2 s, and a quarter of it is what a VM
