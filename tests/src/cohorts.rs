@@ -225,9 +225,7 @@ fn halts_between_waits() -> Result<()> {
 
 fn turns_are_fair() -> Result<()> {
     let guests = two_pairs_and_a_calm_vm()?;
-    let cohort = start_cohort()?;
-    let (shares, _) = shares(&[&guests[0], &guests[1], &guests[2]], WINDOW)?;
-    stop_cohort(cohort)?;
+    let (shares, _) = under_cohort(|| shares(&[&guests[0], &guests[1], &guests[2]], WINDOW))?;
     println!("    shares {shares:.4?}");
     assert_ratio(&shares, &[1.0, 1.0, 1.0], 0.02)
 }

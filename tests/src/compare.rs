@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use crate::Test;
 use crate::host::{
-    Guest, PATIENCE, back_to_stock, busy, calm, lab, promised, refused, refused_without_root,
+    Guest, PATIENCE, back_to_stock, busy, dozing, lab, promised, refused, refused_without_root,
     start_cohort, stop_cohort, wait_for_sched_ext,
 };
 
@@ -301,7 +301,7 @@ fn wrong_input() -> Result<()> {
     let with = |more: &[&str]| compare(&[&short[..], more].concat());
     back_to_stock()?;
     refused(&mut with(&[]), Exit::Failure, "no VM ran")?;
-    let _guest = calm("one", 2)?;
+    let _guest = dozing("one", 2)?;
     let missing = "/nonexistent/scheduler";
     let no_number = ["--probe", "x=echo none", "--scheduler", "stock"];
     let wrong: [(&[&str], Exit, &str); 7] = [

@@ -22,7 +22,7 @@ use tempfile::TempDir;
 
 use crate::Test;
 use crate::host::{
-    Guest, HOST_CPU, HostLoad, PATIENCE, Service, busy, calm, lab, refused, refused_without_root,
+    Guest, HOST_CPU, HostLoad, PATIENCE, Service, busy, dozing, lab, refused, refused_without_root,
     start_cohort, start_until_ready, stop_cohort, vm_stats,
 };
 
@@ -77,7 +77,7 @@ fn scrape(accept: &str) -> Result<String> {
 /// A VM that runs is in the page.
 pub fn shows_a_vm() -> Result<()> {
     let _export = export(&[])?;
-    let guest = calm("shown", 2)?;
+    let guest = dozing("shown", 2)?;
     wait_for("the VM in the page", PATIENCE, || {
         Ok(label_of(&scrape("text/plain")?, guest.micro.pid()))
     })?;

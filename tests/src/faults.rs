@@ -22,7 +22,7 @@ use nix::sys::signal::Signal;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, PATIENCE, Service, Setting, busy, calm, cohort_stats, ensure_back_to_stock,
+    Guest, HostLoad, PATIENCE, Service, Setting, busy, cohort_stats, dozing, ensure_back_to_stock,
     lab, sleepy, start_cohort, stop_cohort, wait_for_sched_ext,
 };
 
@@ -165,7 +165,7 @@ pub fn ten_come_and_go(round: usize) -> Result<()> {
 
 fn vm_churn() -> Result<()> {
     let _still = StillVm::create()?;
-    let beside = calm("beside", 2)?;
+    let beside = dozing("beside", 2)?;
     let cohort = start_cohort()?;
     let stats = leave_nothing(10, ten_come_and_go)?;
     assert_progress(&beside)?;
@@ -232,7 +232,7 @@ fn one_booted_guest_is_killed() -> Result<()> {
 }
 
 fn killed() -> Result<()> {
-    let guest = calm("survivor", 2)?;
+    let guest = dozing("survivor", 2)?;
     let cohort = start_cohort()?;
     let exit = cohort.stop_with(Signal::SIGKILL)?;
     ensure_back_to_stock(&exit)?;
@@ -280,7 +280,7 @@ fn removed_by_watchdog() -> Result<()> {
 
 /// When somebody else has taken Cohort out, as `by` does, it ends with this code, and guests run on.
 fn removed(exit: Exit, by: impl FnOnce() -> Result<()>) -> Result<()> {
-    let guest = calm("survivor", 2)?;
+    let guest = dozing("survivor", 2)?;
     let mut process = Service(start(cohort_command(), &[], None)?);
     wait_for_sched_ext("enabled", PATIENCE)?;
     by()?;

@@ -229,7 +229,7 @@ pub fn pin_vcpus(guest: &Guest, cpus: &[u32]) -> Result<()> {
 }
 
 /// A guest whose `vcpus` show that they live, and leave the rest of their CPUs to others.
-pub fn calm(name: &str, vcpus: usize) -> Result<Guest> {
+pub fn dozing(name: &str, vcpus: usize) -> Result<Guest> {
     Guest::start(&(0..vcpus).fold(Spec::new(name), |spec, _| {
         spec.vcpu("loop: compute 1ms; sleep 20ms")
     }))

@@ -12,8 +12,8 @@ use cohort_micro::Spec;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, PATIENCE, Setting, Subject, back_to_stock, gained, lab, pin_vcpus, set,
-    start_cohort, stop_cohort, vcpu_of, watch,
+    Guest, HostLoad, PATIENCE, SETTLE, Setting, Subject, back_to_stock, gained, lab, pin_vcpus,
+    set, start_cohort, stop_cohort, vcpu_of, watch,
 };
 
 pub const TESTS: &[Test] = &[
@@ -50,8 +50,6 @@ pub const TESTS: &[Test] = &[
 
 /// A kernel thread that has a CPU for 0.4 ms once a second is to be less than what is asserted.
 const WINDOW: Duration = Duration::from_secs(1);
-/// A guest settles, and who was placed badly moves.
-const SETTLE: Duration = Duration::from_millis(300);
 /// Cohort looks once a second whether there are such guests.
 const NOTICED: Duration = Duration::from_millis(1300);
 /// The mechanism; it is on unless it was switched off.

@@ -19,7 +19,7 @@ use cohort_lab::inside::hooks::Programs;
 use serde_json::Value;
 
 use crate::host::{
-    Guest, HALT_POLL_NS, HostLoad, PATIENCE, Setting, busy, calm, cohort_stats, lab, locked,
+    Guest, HALT_POLL_NS, HostLoad, PATIENCE, Setting, busy, cohort_stats, dozing, lab, locked,
     refused, refused_without_root, start_cohort, start_cohort_patiently, stop_cohort, vcpus_of,
     vm_stats, watch_anew,
 };
@@ -119,7 +119,7 @@ fn loads_and_leaves() -> Result<()> {
 }
 
 fn older_vm() -> Result<()> {
-    let guest = calm("older", 2)?;
+    let guest = dozing("older", 2)?;
     let cohort = start_cohort()?;
     sleep(Duration::from_millis(1_500));
     let vm = vm_stats(guest.micro.pid() as u32)?;
@@ -129,7 +129,7 @@ fn older_vm() -> Result<()> {
 
 fn newer_vm() -> Result<()> {
     let cohort = start_cohort()?;
-    let guest = calm("newer", 2)?;
+    let guest = dozing("newer", 2)?;
     sleep(Duration::from_millis(1_500));
     let pid = guest.micro.pid() as u32;
     let vm = vm_stats(pid)?;

@@ -23,7 +23,7 @@ use nix::unistd::Pid;
 
 use crate::Test;
 use crate::host::{
-    Guest, PATIENCE, Service, Setting, back_to_stock, calm, cohort_stats, refused, set,
+    Guest, PATIENCE, Service, Setting, back_to_stock, cohort_stats, dozing, refused, set,
     start_until_ready, vm_stats, wait_for_sched_ext,
 };
 use crate::pod::Pod;
@@ -248,7 +248,7 @@ fn mode(path: &str) -> Result<u32> {
 /// schedules it, answers programs outside, leaves when it is told to, and stays away once a person has removed it.
 fn pod() -> Result<()> {
     back_to_stock()?;
-    let guest = calm("pod", 2)?;
+    let guest = dozing("pod", 2)?;
     let pod = Pod::of_manifest()?;
     let status = pod.start("doctor")?.0.wait()?;
     ensure!(status.success(), "the node is not fit: {status}");
@@ -292,7 +292,7 @@ fn package() -> Result<()> {
     );
     // A pod that failed may be about to leave.
     wait_for_sched_ext("disabled", PATIENCE)?;
-    let guest = calm("unit", 2)?;
+    let guest = dozing("unit", 2)?;
     let systemd = Systemd::start()?;
     let install = |package: &str| systemd.run(&["dpkg", "--install", package]);
 

@@ -18,8 +18,8 @@ use tempfile::NamedTempFile;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, Subject, assert_ratio, busy, cohort_stats, gained, lab, shares, start_cohort,
-    start_cohort_with, stop_cohort, vcpus_of, watch,
+    Guest, HostLoad, SETTLE, Subject, assert_ratio, busy, cohort_stats, gained, lab, shares,
+    start_cohort, start_cohort_with, stop_cohort, under_cohort, vcpus_of, watch,
 };
 
 pub const TESTS: &[Test] = &[
@@ -332,10 +332,10 @@ fn many_caps() -> Result<()> {
 fn nice() -> Result<()> {
     let cpu = lab()?.guest_cpus[0];
     let load = HostLoad::start("nice", &[0, 5], &[cpu])?;
-    let cohort = start_cohort()?;
-    sleep(Duration::from_millis(300));
-    let used = load.cpu_times_ns(WINDOW)?;
-    stop_cohort(cohort)?;
+    let used = under_cohort(|| {
+        sleep(SETTLE);
+        load.cpu_times_ns(WINDOW)
+    })?;
     let ratio = used[0] as f64 / used[1] as f64;
     println!("    ratio {ratio:.3}");
     ensure!(
@@ -394,10 +394,10 @@ fn bound_siblings() -> Result<()> {
     for index in 0..4 {
         load.bind(index, &cpus[index % 2..=index % 2])?;
     }
-    let cohort = start_cohort()?;
-    sleep(Duration::from_millis(300));
-    let used = load.cpu_times_ns(WINDOW)?;
-    stop_cohort(cohort)?;
+    let used = under_cohort(|| {
+        sleep(SETTLE);
+        load.cpu_times_ns(WINDOW)
+    })?;
     println!("    CPU times {used:?}");
     let fair = used.iter().sum::<u64>() as f64 / 5.0;
     for used in &used {
@@ -420,7 +420,7 @@ fn bound_beside_another() -> Result<()> {
     }
     let other = HostLoad::start("other", &[0], &cpus[1..=1])?;
     let cohort = start_cohort()?;
-    sleep(Duration::from_millis(300));
+    sleep(SETTLE);
     let used = here_and_there.cpu_times_ns(WINDOW)?;
     let others = other.cpu_times_ns(WINDOW)?[0];
     stop_cohort(cohort)?;
@@ -455,14 +455,21 @@ fn short_slices() -> Result<()> {
     let cpu = &lab()?.guest_cpus[..1];
     let start = |name| Guest::start_on(&busy(name, 1), cpu);
     let (guest, _other) = (start("a")?, start("b")?);
-    let cohort = start_cohort_with(&["--slice-us", "1000"])?;
-    let view = watch(1)?;
+    let half_of_waits_us = || -> Result<u64> {
+        let waits = quantile_us(&vcpus_of(&watch(1)?, &guest)?.ready_us, 0.5);
+        waits.context("it never waited")
+    };
+    // The other one has the CPU for a slice: 2 ms as a rule.
+    let usual_us = under_cohort(half_of_waits_us)?;
+    let cohort = start_cohort_with(&["--slice-us", "500"])?;
+    let short_us = half_of_waits_us()?;
     stop_cohort(cohort)?;
-    let half_us = quantile_us(&vcpus_of(&view, &guest)?.ready_us, 0.5);
-    let half_us = half_us.context("it never waited")?;
+    println!(
+        "    half of the waits are shorter than {short_us} us, with usual slices {usual_us} us"
+    );
     ensure!(
-        half_us <= 2048,
-        "with slices of 1 ms half of the waits are shorter than {half_us} us only"
+        short_us <= 1024 && usual_us > 1024 && usual_us <= 4096,
+        "half of the waits are shorter than {short_us} us with slices of 0.5 ms, {usual_us} us with usual ones"
     );
     Ok(())
 }

@@ -7,7 +7,6 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
-use cohort::observer::view::HostView;
 use cohort::scheduler::metrics::{VmStats, percent};
 use cohort_lab::inside::booted::{GuestSpec, Topology, Workload, start_all};
 use cohort_micro::Spec;
@@ -15,8 +14,7 @@ use cohort_micro::Spec;
 use crate::Test;
 use crate::host::{
     Guest, PATIENCE, assert_ratio, back_to_stock, busy, cohort_stats, lab, locked, set, shares,
-    start_cohort, start_cohort_with, stop_cohort, under_cohort, vm_stats, vm_stats_with,
-    watch_settled,
+    start_cohort, start_cohort_with, stop_cohort, under_cohort, vm_stats, watch_settled,
 };
 
 pub const TESTS: &[Test] = &[
@@ -27,10 +25,6 @@ pub const TESTS: &[Test] = &[
     (
         "a_spinning_vm_takes_nothing_from_its_neighbour",
         neighbour_keeps_its_share,
-    ),
-    (
-        "who_waits_for_an_ipi_gives_way_to_who_must_answer_it",
-        receiver_runs_soon,
     ),
     (
         "no_other_scheduler_has_counted_a_yield_for_it",
@@ -110,9 +104,7 @@ fn neighbour_keeps_its_share() -> Result<()> {
     let neighbour = Guest::busy("neighbour", 2)?;
     let share_beside = |spec: Spec| -> Result<f64> {
         let guest = Guest::start(&spec)?;
-        let cohort = start_cohort()?;
-        let (shares, _) = shares(&[&neighbour, &guest], WINDOW)?;
-        stop_cohort(cohort)?;
+        let (shares, _) = under_cohort(|| shares(&[&neighbour, &guest], WINDOW))?;
         Ok(shares[0])
     };
     let (beside_busy, beside_spinner) = (
@@ -122,46 +114,6 @@ fn neighbour_keeps_its_share() -> Result<()> {
     ensure!(
         (beside_spinner - beside_busy).abs() <= 0.01,
         "beside a spinning VM the neighbour has {beside_spinner:.4}, beside a busy one {beside_busy:.4}"
-    );
-    Ok(())
-}
-
-/// vCPU 0 sends IPIs to vCPU 1, which is in guest user mode, and spins until each is answered; with vCPU 2 the VM is
-/// wider than its CPUs, and two VMs compete. KVM's own search skips a receiver that was preempted in user mode, which
-/// then waits for its turn: that of all others.
-fn receiver_runs_soon() -> Result<()> {
-    let spec = Spec::new("ipi")
-        .vcpu("loop: compute 20us; ipi 1 0x41; wait-answer")
-        .vcpu("user; loop: compute 100us")
-        .vcpu("user; loop: compute 100us");
-    let guest = Guest::start(&spec)?;
-    let _others = [Guest::busy("busy0", 2)?, Guest::busy("busy1", 2)?];
-    let cohort = start_cohort()?;
-    // How many turns begin with the receiver waiting is not the same in every run.
-    let vm = vm_stats_with(guest.micro.pid() as u32, |vm| vm.ipis_to_ready > 100)?;
-    stop_cohort(cohort)?;
-    let within_4_ms: u64 = vm.ipi_to_run[..=12].iter().sum();
-    let all: u64 = vm.ipi_to_run.iter().sum();
-    println!(
-        "    IPIs {}, to a waiting vCPU {}, answered {}; until it ran, by powers of two of us {:?}; spin exits {}, yields {} \
-         of which better {}",
-        vm.ipis,
-        vm.ipis_to_ready,
-        vm.ipis_answered,
-        vm.ipi_to_run,
-        vm.spin_exits,
-        vm.yields_served,
-        vm.yields_better
-    );
-    ensure!(
-        vm.ipis_answered as f64 > 0.95 * vm.ipis as f64,
-        "of {} IPIs only {} were seen to be answered",
-        vm.ipis,
-        vm.ipis_answered
-    );
-    ensure!(
-        within_4_ms as f64 > 0.9 * all as f64,
-        "of {all} IPIs to a waiting vCPU only {within_4_ms} made it run within 4 ms"
     );
     Ok(())
 }
@@ -321,24 +273,12 @@ fn blind() -> Result<()> {
 /// the guest's balancer puts them on two vCPUs only if it takes the halted ones for idle.
 fn halted_vcpus_are_used() -> Result<()> {
     let lab = lab()?;
-    for (name, topology) in [
-        (
-            "sockets",
-            Topology {
-                sockets: 4,
-                cores: 1,
-                threads: 1,
-            },
-        ),
-        (
-            "cores",
-            Topology {
-                sockets: 1,
-                cores: 4,
-                threads: 1,
-            },
-        ),
-    ] {
+    for (name, sockets, cores) in [("sockets", 4, 1), ("cores", 1, 4)] {
+        let topology = Topology {
+            sockets,
+            cores,
+            threads: 1,
+        };
         let workload = Workload {
             threads: Some(2),
             sleeping: true,
@@ -351,22 +291,16 @@ fn halted_vcpus_are_used() -> Result<()> {
         };
         let guests = start_all(&lab, vec![spec], PATIENCE)?;
         let _others = [Guest::busy("busy0", 2)?, Guest::busy("busy1", 2)?];
-        let pid = guests[0].pid();
-        let on_one_pct = |view: &HostView| -> Result<f64> {
-            let vm = view
-                .vms
-                .get(&pid)
-                .context("the observer does not see the guest")?;
-            let ran: Vec<f64> = vm.vcpus.values().map(|vcpu| vcpu.run_pct).collect();
-            let (most, all) = (ran.iter().copied().fold(0.0, f64::max), ran.iter().sum());
-            println!(
-                "    4 {name}: its vCPUs ran {ran:.1?} % of the time, {:.1} % of that on one; {} wake-ups",
-                percent(most, all),
-                vm.all.wakeups
-            );
-            Ok(percent(most, all))
-        };
-        let on_one = on_one_pct(&under_cohort(|| watch_settled(1))?)?;
+        let view = under_cohort(|| watch_settled(1))?;
+        let vm = view.vms.get(&guests[0].pid());
+        let vm = vm.context("the observer does not see the guest")?;
+        let ran: Vec<f64> = vm.vcpus.values().map(|vcpu| vcpu.run_pct).collect();
+        let (most, all) = (ran.iter().copied().fold(0.0, f64::max), ran.iter().sum());
+        let on_one = percent(most, all);
+        println!(
+            "    4 {name}: its vCPUs ran {ran:.1?} % of the time, {on_one:.1} % of that on one; {} wake-ups",
+            vm.all.wakeups
+        );
         ensure!(
             on_one < 60.0,
             "{on_one:.1} % of its work was done on one vCPU"
