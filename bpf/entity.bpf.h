@@ -221,6 +221,7 @@ __noinline u32 find_entity(u32 group_id, u32 domain_id)
 	e->planned = 0;
 	e->turn = 0;
 	e->patient = 0;
+	e->near = 0;
 	e->called = 0;
 	e->missed = 0;
 	e->served_ns = 0;

@@ -314,39 +314,37 @@ static void go_on(struct cpu_state *c, struct task_struct *p)
 	scx_bpf_task_set_slice(p, slice_ns);
 }
 
-/* Where those wait for whom @c, of @cpu, is in this turn; 0: it is nobody's. */
-static u32 slot_queue(const struct cpu_state *c, s32 cpu)
+/* Where those wait for whom @cpu, with @slot, is in this turn; 0: it is nobody's. */
+static u32 slot_queue(u32 slot, s32 cpu)
 {
-	return c->slot == SLOT_BOUND ? BOUND_QUEUE | cpu : c->slot;
+	return slot == SLOT_BOUND ? BOUND_QUEUE | cpu : slot;
 }
 
 /* Does @prev, with @tc, which ran on @c, stand before the first one that waits for whom
- * @c is in this turn? */
-static bool stands_first(const struct cpu_state *c, s32 cpu,
+ * @c, with @slot, is in this turn? */
+static bool stands_first(const struct cpu_state *c, u32 slot, s32 cpu,
 			 const struct task_ctx *tc)
 {
-	bool bound = c->slot == SLOT_BOUND;
+	bool bound = slot == SLOT_BOUND;
 	u64 head;
 
-	if ((bound ? !c->bound : c->entity != c->slot) || tc->rests_on)
+	if ((bound ? !c->bound : c->entity != slot) || tc->rests_on)
 		return false;
-	if (!head_vtime(slot_queue(c, cpu), &head))
+	if (!head_vtime(slot_queue(slot, cpu), &head))
 		return true;
 	return vtime_before(bound ? c->bound_vtime + tc->bound_cost : tc->vtime,
 			    head);
 }
 
-/* Somebody waits for whom @c, of @cpu, is in this turn: one of them runs, or @prev,
- * with @tc (NULL: it does not go on). */
-static bool serve_slot(struct cpu_state *c, s32 cpu, struct domain *d,
-		       struct task_struct *prev, struct task_ctx *tc)
+/* Run one of those that wait for whom @cpu, of @d, with @slot, is in this turn. */
+static bool serve_slot(u32 slot, s32 cpu, const struct domain *d)
 {
-	if (prev && tc && stands_first(c, cpu, tc)) {
-		go_on(c, prev);
-		return true;
-	}
-	return take_of(slot_queue(c, cpu), cpu,
-		       c->slot == SLOT_BOUND ? 0 : turn_length(d));
+	struct entity *e;
+
+	if (slot == SLOT_BOUND)
+		return take_bound(cpu);
+	e = lookup_entity(slot);
+	return e && take_of(e, slot, cpu, turn_length(d));
 }
 
 /* @cpu, in domain @domain_id, takes a task from elsewhere than its slot. */
@@ -385,6 +383,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 	struct task_ctx *tc = NULL;
 	u64 now = scx_bpf_now();
 	bool waits;
+	u32 slot;
 
 	if (!c || !d)
 		return;
@@ -402,9 +401,14 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		tc = NULL;
 	if (c->samples && gives_quiet_cpu(c, d, domain_id, cpu, now))
 		return;
-	waits = nr_in(slot_queue(c, cpu)) > 0;
+	/* Once: a plan may change it meanwhile. */
+	slot = READ_ONCE(c->slot);
+	waits = nr_in(slot_queue(slot, cpu)) > 0;
 	if (looks(c, cpu, now) || follow_hints(c, cpu, waits, now) ||
-	    pulls(c, cpu, now) || (waits && serve_slot(c, cpu, d, prev, tc)))
+	    pulls(c, cpu, now))
+		return;
+	if (waits && !(tc && stands_first(c, slot, cpu, tc)) &&
+	    serve_slot(slot, cpu, d))
 		return;
 	if (prev && tc)
 		go_on(c, prev);

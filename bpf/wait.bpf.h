@@ -68,6 +68,15 @@ static u32 waiting_domain(struct task_struct *p, struct group *g, u32 domain_id)
 	return home;
 }
 
+/* One more waits for @e, on @cpu. */
+static void note_near(struct entity *e, s32 cpu)
+{
+	u64 bit = bit_of(cpu);
+
+	if (e->domain == domain_of(cpu) && !(e->near & bit))
+		__sync_fetch_and_or(&e->near, bit);
+}
+
 /* The task waits with the others of its group, if it may run where they may. */
 static bool wait_together(struct task_struct *p, struct task_ctx *tc,
 			  struct group *g, struct place *to)
@@ -91,6 +100,7 @@ static bool wait_together(struct task_struct *p, struct task_ctx *tc,
 		return false;
 	}
 	set_apart(tc, g, false);
+	note_near(e, scx_bpf_task_cpu(p));
 	tc->bound_cost = 0;
 	begins_to_wait(tc, id, d);
 	to->queue = id;
