@@ -96,9 +96,9 @@ struct entity {
 	u64 planned; /* CPUs that it has in turn @turn; by the plan */
 	u64 turn; /* number of the last plan that gave it CPUs */
 	u64 patient; /* turn in which a task of it began to wait for a vCPU to rest */
-	u64 near; /* CPUs on which one may wait that ran there last; atomic */
-	u64 called; /* of these, CPUs told that a task waits for them; atomic */
-	u64 missed; /* of these, CPUs that have not run a task of it yet; atomic */
+	u64 near; /* CPUs at which one may wait: see note_near(); atomic */
+	u64 called; /* of @planned, CPUs told that a task waits for them; atomic */
+	u64 missed; /* of @planned, CPUs that have not run a task of it yet; atomic */
 	u64 served_ns; /* when it had its last turn, or began to want one */
 	struct entity_node __kptr *node;
 } __attribute__((aligned(CACHE_LINE)));

@@ -68,7 +68,7 @@ static u32 waiting_domain(struct task_struct *p, struct group *g, u32 domain_id)
 	return home;
 }
 
-/* One more waits for @e, on @cpu. */
+/* One more of @e waits at @cpu, where it ran last or was woken to. */
 static void note_near(struct entity *e, s32 cpu)
 {
 	u64 bit = bit_of(cpu);
