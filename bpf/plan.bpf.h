@@ -116,7 +116,7 @@ __noinline u32 add_bound(u32 domain_id, u32 n, u32 cpu, u64 now)
 	if (!c->bound && c->nr_bound <= 0)
 		return n;
 	/* A vCPU that rests needs its CPU if nobody else does. */
-	if (c->resting_pid && c->nr_bound + (s32)c->bound < 2) {
+	if (only_rests(c)) {
 		d->resting |= entry.cpus;
 		entry.key = d->present + FARTHEST_NS;
 		return add_entry(d, domain_id, n, &entry);
@@ -289,8 +289,10 @@ __noinline u64 serve_entry(u32 domain_id, u32 i, u64 free, bool first_pass)
 	}
 	e = lookup_entity(entry->entity);
 	g = e ? lookup_group(e->group) : NULL;
-	own = e ? patient_cpus(e, d, own) : 0;
-	if (!g || !own)
+	if (!g)
+		return free;
+	own = patient_cpus(e, d, g, own, entry->width);
+	if (!own)
 		return free;
 	wanted = is_cohort(g) ? entry->width : 1;
 	if (first_pass && is_on(MECH_PACKING) &&

@@ -86,9 +86,24 @@ static bool is_here(s32 cpu)
 	return bpf_get_smp_processor_id() == (u32)cpu;
 }
 
-/* The vCPU @tc has @cpu from @now on. */
-static void begin_count(struct task_ctx *tc, s32 cpu, u64 now)
+/* The vCPU @tc, which runs on @cpu of @d, halted for @halted_ns of @elapsed_ns. */
+static void count_average(struct task_ctx *tc, struct domain *d, s32 cpu,
+			  u64 halted_ns, u64 elapsed_ns)
 {
+	tc->halted_average =
+		rest_average(tc->halted_average, halted_ns, elapsed_ns);
+	note_often(d, cpu, tc->halted_average >= REST_OFTEN);
+}
+
+/* The vCPU @tc has @cpu, of @d, from @now on. If it rests, it halted since it had it
+ * last, as far as anybody knows. */
+static void begin_count(struct task_ctx *tc, struct domain *d, s32 cpu, u64 now)
+{
+	struct cpu_state *c = lookup_cpu(cpu);
+
+	if (c && tc->rests_on == cpu + 1)
+		count_average(tc, d, cpu, now - c->looked_ns,
+			      now - c->looked_ns);
 	tc->halt.since_ns = now;
 	tc->halt.is_read = false;
 	if (is_here(cpu))
@@ -113,9 +128,7 @@ static u64 count_halted(struct task_struct *p, struct task_ctx *tc,
 		return 0;
 	}
 	halted_ns = halt_counts(&tc->halt, now, true);
-	tc->halted_average =
-		rest_average(tc->halted_average, halted_ns, elapsed_ns);
-	note_often(d, cpu, tc->halted_average >= REST_OFTEN);
+	count_average(tc, d, cpu, halted_ns, elapsed_ns);
 	if (!rest_goes_on(rests, halted_ns, elapsed_ns)) {
 		end_rest(tc);
 		return halted_ns;
@@ -160,20 +173,15 @@ static bool take_quiet_cpu(const struct entity *e, u32 id, struct domain *d,
 }
 
 /*
- * A task of @e, of @g, waits in @d, where no vCPU rests that is known to. If one does
- * as a rule, that is found out at a tick, so that the task takes nothing from those
- * that work. It is not for VMs, nor for cgroups of more than the usual weight.
+ * Is @e, of @g, in @d to have CPUs of vCPUs that rest, as some do as a rule? So it
+ * takes less from those that work. It is not for VMs, nor for cgroups of more than the
+ * usual weight.
  */
-static bool waits_for_rest(struct entity *e, const struct domain *d,
+static bool waits_for_rest(const struct entity *e, const struct domain *d,
 			   const struct group *g)
 {
-	if (!(d->often & e->cpus & d->cpus) || is_vm(g) ||
-	    g->info.weight > WEIGHT_DEFAULT)
-		return false;
-	/* Seldom: it has its part of the working ones' time all the same. */
-	if (d->turn - e->patient >= REST_PATIENT_EACH)
-		e->patient = d->turn;
-	return true;
+	return d->often & e->cpus & d->cpus && !is_vm(g) &&
+	       g->info.weight <= WEIGHT_DEFAULT;
 }
 
 /* A CPU of @d that @e may use and whose vCPU rests, but which others have: @cpu, if it
@@ -187,14 +195,28 @@ static s32 cpu_of_resting(const struct entity *e, const struct domain *d,
 		       : -1;
 }
 
-/* Of the CPUs @free of @d, those that @e may have: in its first turn of waiting only
- * those whose vCPUs rest, and where it runs. */
-static u64 patient_cpus(const struct entity *e, const struct domain *d,
-			u64 free)
+/*
+ * Of the CPUs @free of @d, those that @e, of @g, may have, which could use @width. If
+ * fewer rest, it has only these in some turns: as a rule more vCPUs are known to rest a
+ * tick later, or who has their CPUs woke and has little to do.
+ */
+static u64 patient_cpus(struct entity *e, const struct domain *d,
+			const struct group *g, u64 free, u32 width)
 {
-	if (!e->patient || e->patient + 1 != d->turn)
+	u64 fit = free & (d->resting | e->running);
+
+	if (cpus_in(fit) >= width || !waits_for_rest(e, d, g))
 		return free;
-	return free & (d->resting | e->running);
+	/* Seldom: it has its part of the working ones' time all the same. */
+	if (d->turn - e->patient >= REST_PATIENT_EACH)
+		e->patient = d->turn;
+	return e->patient == d->turn ? fit : free;
+}
+
+/* Does nobody want @c for himself but a vCPU that rests? */
+static bool only_rests(const struct cpu_state *c)
+{
+	return c->resting_pid && c->nr_bound + (s32)c->bound < 2;
 }
 
 /* Tasks other than vCPUs that rest wait in @d. */

@@ -203,7 +203,7 @@ static s32 cpu_without(const struct entity *e, const struct domain *d, s32 cpu)
 static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 			 u64 enq_flags, u64 now)
 {
-	bool woke = enq_flags & SCX_ENQ_WAKEUP, patient;
+	bool woke = enq_flags & SCX_ENQ_WAKEUP;
 	struct group *g = lookup_group(tc->group);
 	struct place to = {};
 	struct cpu_state *c;
@@ -239,14 +239,13 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 	}
 	if (to.domain != domain_of(cpu))
 		return;
-	patient = e && waits_for_rest(e, d, g);
 	if (!woke) {
 		resume_loan(tc, p->pid, to.queue, cpu, now);
 		return;
 	}
 	if (e && tc->is_vcpu)
 		cpu = cpu_without(e, d, cpu);
-	else if (patient)
+	else if (e && waits_for_rest(e, d, g))
 		cpu = cpu_of_resting(e, d, cpu);
 	if (cpu < 0)
 		return;
@@ -347,10 +346,12 @@ static bool serve_slot(u32 slot, s32 cpu, const struct domain *d)
 	return e && take_of(e, slot, cpu, turn_length(d));
 }
 
-/* @cpu, in domain @domain_id, takes a task from elsewhere than its slot. */
-static bool fill_in(s32 cpu, struct domain *d, u32 domain_id, u64 now)
+/* @c, of @cpu in domain @domain_id, takes a task from elsewhere than its slot. */
+static bool fill_in(const struct cpu_state *c, s32 cpu, struct domain *d,
+		    u32 domain_id, u64 now)
 {
-	return take_bound(cpu) || take_next(domain_id, cpu, now) ||
+	return (!only_rests(c) && take_bound(cpu)) ||
+	       take_next(domain_id, cpu, now) || take_bound(cpu) ||
 	       pull_from_any(d, domain_id, cpu, now);
 }
 
@@ -413,7 +414,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 	if (prev && tc)
 		go_on(c, prev);
 	else
-		fill_in(cpu, d, domain_id, now);
+		fill_in(c, cpu, d, domain_id, now);
 }
 
 /*
@@ -670,7 +671,7 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 		lend_on_waking(p, tc, g, c, d->present);
 	tc->lent_until_ns = c->lent_pid ? c->lent_until_ns : 0;
 	if (tc->halts_on_cpu)
-		begin_count(tc, cpu, now);
+		begin_count(tc, d, cpu, now);
 	enter_cpu(p, tc, g, c, cpu, now);
 	plan_here(d, c, cpu, now);
 	/* Turns and ticks may go in step, so that it meets no tick. */

@@ -95,7 +95,7 @@ struct entity {
 	u64 running; /* CPUs that run one; atomic */
 	u64 planned; /* CPUs that it has in turn @turn; by the plan */
 	u64 turn; /* number of the last plan that gave it CPUs */
-	u64 patient; /* turn in which a task of it began to wait for a vCPU to rest */
+	u64 patient; /* turn in which it had only CPUs whose vCPUs rest, the last one */
 	u64 near; /* CPUs at which one may wait: see note_near(); atomic */
 	u64 called; /* of @planned, CPUs told that a task waits for them; atomic */
 	u64 missed; /* of @planned, CPUs that have not run a task of it yet; atomic */
