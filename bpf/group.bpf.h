@@ -238,7 +238,8 @@ static u64 group_vtime(struct group *g, u64 now)
 /* Where the bound task that runs on @c stands now, by the clock of those. */
 static u64 bound_vtime(const struct cpu_state *c, u64 now)
 {
-	return c->bound_vtime + fair_charge(now - c->run_at_ns, c->bound_share);
+	return c->bound_vtime +
+	       fair_charge(ns_since(c->run_at_ns, now), c->bound_share);
 }
 
 /* Where the running task of @c, which is of @g, stands among others. */

@@ -150,7 +150,7 @@ static bool follow_hints(struct cpu_state *c, s32 cpu, bool slot_waits, u64 now)
 static bool comes_before_own(const struct task_ctx *tc, const struct group *g,
 			     const struct cpu_state *c, u64 now)
 {
-	u64 ran_ns = now - c->run_at_ns;
+	u64 ran_ns = ns_since(c->run_at_ns, now);
 
 	if (is_vm(g) && tc->is_vcpu)
 		return false;

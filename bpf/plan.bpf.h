@@ -142,8 +142,8 @@ __noinline u32 add_bound(u32 domain_id, u32 n, u32 cpu, u64 now)
 	weigh(d, vtime, share);
 	d->bound_sum += (s64)(vtime - d->present) >> PRESENT_BITS;
 	d->nr_bound++;
-	entry.key = plan_order(vtime, d->present, now - c->bound_served_ns,
-			       starved_ns);
+	entry.key = plan_order(vtime, d->present,
+			       ns_since(c->bound_served_ns, now), starved_ns);
 	return add_entry(d, domain_id, n, &entry);
 }
 
@@ -177,8 +177,8 @@ __noinline u32 add_entity(u32 domain_id, u32 n, u32 id, u64 now)
 	share = share_together(g, now);
 	weigh(d, vtime, share);
 	cost = fair_charge(slice_ns, share);
-	entry.key =
-		plan_order(vtime, d->present, now - e->served_ns, starved_ns);
+	entry.key = plan_order(vtime, d->present, ns_since(e->served_ns, now),
+			       starved_ns);
 	entry.cost = (cost >> (d->halvings & 7)) * entry.width;
 	if (vtime_before(last_place(d), entry.key))
 		d->nr_far++;

@@ -102,8 +102,8 @@ static void begin_count(struct task_ctx *tc, struct domain *d, s32 cpu, u64 now)
 	struct cpu_state *c = lookup_cpu(cpu);
 
 	if (c && tc->rests_on == cpu + 1)
-		count_average(tc, d, cpu, now - c->looked_ns,
-			      now - c->looked_ns);
+		count_average(tc, d, cpu, ns_since(c->looked_ns, now),
+			      ns_since(c->looked_ns, now));
 	tc->halt.since_ns = now;
 	tc->halt.is_read = false;
 	if (is_here(cpu))
@@ -249,7 +249,7 @@ static void look_at_resting(struct cpu_state *c, s32 cpu)
 static bool has_to_look(const struct cpu_state *c, u64 now)
 {
 	return c->resting_pid && !c->rests && c->slot != SLOT_BOUND &&
-	       now - c->looked_ns > REST_LOOK_EACH_NS;
+	       ns_since(c->looked_ns, now) > REST_LOOK_EACH_NS;
 }
 
 /* An interrupt is there for @vcpu. If that rests and waits for its CPU, that looks at

@@ -564,7 +564,7 @@ static void account_vcpu(s32 pid, struct task_ctx *tc, struct group *g,
 static void account_wait(struct task_struct *p, struct task_ctx *tc,
 			 struct group *g, struct cpu_state *c, s32 cpu, u64 now)
 {
-	u64 waited_ns = tc->ready_at_ns ? now - tc->ready_at_ns : 0;
+	u64 waited_ns = tc->ready_at_ns ? ns_since(tc->ready_at_ns, now) : 0;
 
 	if (tc->throttled_ns > waited_ns)
 		tc->throttled_ns = waited_ns;
@@ -621,7 +621,8 @@ static void enter_cpu(struct task_struct *p, struct task_ctx *tc,
 		__sync_fetch_and_and(&e->called, ~bit_of(cpu));
 	if (d && e->missed & bit_of(cpu) && planned_cpus(e, d) &&
 	    __sync_and_and_fetch(&e->missed, ~bit_of(cpu)) == 0)
-		count_time(g->info.stats.turn_skew, now - d->planned_ns);
+		count_time(g->info.stats.turn_skew,
+			   ns_since(d->planned_ns, now));
 	wake_entity(id, e, g->vtime, now);
 }
 

@@ -122,7 +122,8 @@ static bool wait_bound(struct task_ctx *tc, s32 cpu, struct place *to)
 	if (!c || !d)
 		return false;
 	/* Their clock stood still while there were none. */
-	if (c->nr_bound <= 0 && now - c->bound_served_ns > BOUND_STALE_NS) {
+	if (c->nr_bound <= 0 &&
+	    ns_since(c->bound_served_ns, now) > BOUND_STALE_NS) {
 		c->bound_offset = d->present - c->bound_present;
 		c->bound_served_ns = now;
 	}
@@ -255,7 +256,7 @@ __noinline int unpark(u32 domain_id)
 		if (++looked > UNPARK_TRIES)
 			break;
 		if (tc && (!is_throttled(tc->cgroup_group) ||
-			   now - tc->parked_at_ns > parked_most_ns))
+			   ns_since(tc->parked_at_ns, now) > parked_most_ns))
 			unpark_task(BPF_FOR_EACH_ITER, p, tc, queue, now);
 		else
 			scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p, queue, 0);

@@ -142,7 +142,7 @@ static bool turn_begins(const struct task_ctx *tc, u64 now)
 	struct domain *d = e ? lookup_domain(e->domain) : NULL;
 
 	return d && lacking_cpus(e, d) &&
-	       now - d->planned_ns < wake_loan_ns(slice_ns);
+	       ns_since(d->planned_ns, now) < wake_loan_ns(slice_ns);
 }
 
 /*

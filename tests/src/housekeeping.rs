@@ -196,8 +196,8 @@ fn beside_alternating_vcpus() -> Result<()> {
 fn beside_working_vcpus() -> Result<()> {
     let (_, cohort) = compare(&[WORKS; 4], |cpus| HostLoad::start("work", &[0], cpus))?;
     let mean = cohort.progress.iter().sum::<f64>() / 4.0;
-    // Seen: 0.969 to 0.998, by how the vCPUs lie to each other at the start; under the stock scheduler 0.50 to 0.92.
-    ensure!(cohort.least(0..4) >= 0.95 * mean);
+    // Seen: 0.993 to 0.995; under the stock scheduler 0.50 to 0.92.
+    ensure!(cohort.least(0..4) >= 0.98 * mean);
     Ok(())
 }
 

@@ -47,6 +47,15 @@ fn virtual_time_orders_across_a_wrap() {
 }
 
 #[test]
+fn what_lies_ahead_of_a_clock_has_lasted_for_no_time() {
+    let since = |then, now| unsafe { ns_since(then, now) };
+    assert_eq!(since(2 * MS, 5 * MS), 3 * MS);
+    assert_eq!(since(5 * MS, 5 * MS), 0);
+    // Another CPU's clock is ahead by 0.9 ms.
+    assert_eq!(since(5 * MS, 5 * MS - 900_000), 0);
+}
+
+#[test]
 fn a_group_that_is_not_counted_yet_reads_its_sum_as_if_it_were() {
     assert_eq!(child(ONE, 100, 0), ONE);
     assert_eq!(child(ONE, 200, 100), ONE);
