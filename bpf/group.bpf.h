@@ -56,7 +56,7 @@ static u64 average_weight(struct group *g, u64 now)
 /* Add @delta to the active weight of group @id, and tell those above. */
 __noinline int add_active_weight(u32 id, s64 delta)
 {
-	u64 now_ns = scx_bpf_now();
+	u64 now_ns = bpf_ktime_get_ns();
 	u32 level;
 
 	bpf_for(level, 0, MAX_CGROUP_DEPTH) {
@@ -328,7 +328,7 @@ static u32 make_group(u32 kind, u32 parent, u32 weight)
 	__builtin_memset(&g->info, 0, sizeof(g->info));
 	g->info.parent = parent;
 	g->info.weight = weight;
-	g->info.created_ns = scx_bpf_now();
+	g->info.created_ns = bpf_ktime_get_ns();
 	g->id = id;
 	g->vtime = host_present;
 	g->task_vtime_now = 0;

@@ -206,7 +206,7 @@ static bool may_borrow(const struct task_ctx *tc, struct group *g, u64 vtime,
 	if (nr_together(g) < 2 && vtime_before(vtime, present))
 		return true;
 	return is_vm(g) && wake_lends(tc->vtime, g->task_vtime_now, g->vtime,
-				      running, slice_cost(g, scx_bpf_now()),
+				      running, slice_cost(g, bpf_ktime_get_ns()),
 				      tasks_at_once(g, nr_cpus), slice_ns);
 }
 

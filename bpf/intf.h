@@ -116,7 +116,7 @@ struct cohort_group {
 	u32 nr_vcpus; /* VM: threads seen running a vCPU */
 	u32 cohort_rule; /* VM: enum cohort_rule */
 	u32 pad;
-	u64 created_ns; /* clock of scx_bpf_now() */
+	u64 created_ns; /* clock of bpf_ktime_get_ns() */
 	struct group_stats stats;
 };
 

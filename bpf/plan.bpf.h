@@ -680,7 +680,7 @@ static int turn_ends(void *map, u32 *key, struct timer *timer)
 {
 	u32 domain_id = *key;
 	struct domain *d = lookup_domain(domain_id);
-	u64 now = scx_bpf_now();
+	u64 now = bpf_ktime_get_ns();
 
 	if (!d)
 		return 0;

@@ -77,7 +77,7 @@ static void on_ipi(struct task_struct *p, struct kvm_vcpu___kvm *vcpu,
 	s32 to = thread_of_vcpu(vcpu);
 	struct task_ctx *receiver = lookup_thread_may_fail(to);
 	struct task_ctx *tc = vcpu_ctx(p);
-	u64 now = scx_bpf_now();
+	u64 now = bpf_ktime_get_ns();
 	struct group *g;
 	u32 queue;
 

@@ -78,7 +78,7 @@ static void hand_over(struct task_struct *p, const struct task_ctx *tc,
 {
 	if (waker->signals.ipi_to != p->pid || is_throttled(tc->cgroup_group))
 		return;
-	waker->handed_at_ns = scx_bpf_now();
+	waker->handed_at_ns = bpf_ktime_get_ns();
 	if (wake_hands_over(waker->halts_after_ns) && !c->lent_pid &&
 	    (!c->slot || c->slot == c->entity) &&
 	    !scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL))
@@ -258,7 +258,7 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 	u32 domain_id = domain_of(cpu);
 	struct domain *d = lookup_domain(domain_id);
 	struct task_ctx *tc = lookup_task(p);
-	u64 now = scx_bpf_now();
+	u64 now = bpf_ktime_get_ns();
 
 	if (!tc || !d)
 		return;
@@ -382,7 +382,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 	u32 domain_id = domain_of(cpu);
 	struct domain *d = lookup_domain(domain_id);
 	struct task_ctx *tc = NULL;
-	u64 now = scx_bpf_now();
+	u64 now = bpf_ktime_get_ns();
 	bool waits;
 	u32 slot;
 
@@ -503,7 +503,7 @@ void BPF_STRUCT_OPS(cohort_runnable, struct task_struct *p, u64 enq_flags)
 	if (!tc)
 		return;
 	find_group(p, tc);
-	tc->ready_at_ns = scx_bpf_now();
+	tc->ready_at_ns = bpf_ktime_get_ns();
 	tc->woke = !!(enq_flags & SCX_ENQ_WAKEUP);
 	tc->resumes = 0;
 	if (!tc->is_runnable) {
@@ -646,7 +646,7 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 	struct domain *d = lookup_domain(domain_of(cpu));
 	struct task_ctx *tc = lookup_task_may_fail(p);
 	struct cpu_state *c = lookup_cpu(cpu);
-	u64 now = scx_bpf_now();
+	u64 now = bpf_ktime_get_ns();
 	struct group *g;
 
 	if (!tc || !c || !d)
@@ -727,7 +727,7 @@ void BPF_STRUCT_OPS(cohort_stopping, struct task_struct *p, bool runnable)
 	struct task_ctx *tc = lookup_task_may_fail(p);
 	struct domain *d = lookup_domain(domain_of(cpu));
 	struct cpu_state *c = lookup_cpu(cpu);
-	u64 now = scx_bpf_now();
+	u64 now = bpf_ktime_get_ns();
 	struct group *g;
 
 	if (!tc || !c || !d || !tc->run_at_ns)
@@ -766,7 +766,7 @@ void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 	struct task_ctx *tc = lookup_task_may_fail(p);
 	s32 cpu = scx_bpf_task_cpu(p);
 	struct domain *d = lookup_domain(domain_of(cpu));
-	u64 now = scx_bpf_now();
+	u64 now = bpf_ktime_get_ns();
 
 	if (!tc || !d || !tc->run_at_ns)
 		return;

@@ -5,6 +5,10 @@
  * stands with it (caps, KVM, signals, halted time).
  *
  * Index 0 of groups and entities means "none".
+ *
+ * Times are those of bpf_ktime_get_ns(). scx_bpf_now() would be less to execute, but is
+ * right in ops only: who moves a task from the run queue of another CPU leaves the time
+ * of that move there as the present, until that CPU's next switch or tick.
  */
 #ifndef COHORT_STATE_BPF_H
 #define COHORT_STATE_BPF_H

@@ -117,7 +117,7 @@ static bool wait_bound(struct task_ctx *tc, s32 cpu, struct place *to)
 {
 	struct domain *d = lookup_domain(to->domain);
 	struct cpu_state *c = lookup_cpu(cpu);
-	u64 now = scx_bpf_now();
+	u64 now = bpf_ktime_get_ns();
 
 	if (!c || !d)
 		return false;
@@ -241,7 +241,7 @@ __noinline int unpark(u32 domain_id)
 {
 	struct domain *d = lookup_domain(domain_id);
 	u32 queue = PARKED_QUEUE | domain_id, looked = unknown_zero;
-	u64 now = scx_bpf_now();
+	u64 now = bpf_ktime_get_ns();
 	struct task_struct *p;
 
 	if (!d || __sync_val_compare_and_swap(&d->unparking, 0, 1))

@@ -28,7 +28,7 @@ __noinline int follow_chain(s32 pid, s32 cpu, struct choice *choice)
 {
 	const struct target_facts facts = { .receiver = true };
 	struct task_ctx *tc = lookup_thread_may_fail(pid);
-	u64 now = scx_bpf_now();
+	u64 now = bpf_ktime_get_ns();
 	u32 i;
 
 	if (!choice)
@@ -81,7 +81,7 @@ __noinline int rank_of_ready(struct task_ctx *tc, u64 vcpu, bool from_kernel,
 	if (!tc)
 		return TARGET_NONE;
 	facts.interrupt =
-		has_open_ipi(&tc->signals, scx_bpf_now(), IPI_WINDOW_NS) ||
+		has_open_ipi(&tc->signals, bpf_ktime_get_ns(), IPI_WINDOW_NS) ||
 		has_pending_interrupt((void *)vcpu);
 	facts.kernel = from_kernel && was_in_guest_kernel((void *)vcpu);
 	return target_rank(&facts);
@@ -154,7 +154,7 @@ static s32 answer_offer(struct task_struct *from, struct task_ctx *giver,
 			struct task_struct *to, struct task_ctx *taker,
 			struct group *g, s32 cpu, struct choice *choice)
 {
-	bool begins = turn_begins(giver, scx_bpf_now());
+	bool begins = turn_begins(giver, bpf_ktime_get_ns());
 	struct yield_offer offer = {
 		.sibling = giver->group == taker->group && is_vm(g),
 		.ready = waits_for_cpu(taker) && !begins,
@@ -183,7 +183,7 @@ static void hand_turn_on(struct cpu_state *c, struct group *g,
 		.reason = HINT_YIELD,
 		.mechanism =
 			choice->rank == TARGET_RECEIVER ? MECH_IPI : mechanism,
-		.until_ns = scx_bpf_now() + YIELD_SLICES * slice_ns,
+		.until_ns = bpf_ktime_get_ns() + YIELD_SLICES * slice_ns,
 	};
 
 	count(&g->info.stats.yields_ready);
@@ -206,7 +206,7 @@ static bool gives_way(struct cpu_state *c, s32 cpu, struct task_ctx *tc,
 	struct choice choice = {};
 	struct group *g = lookup_group(tc->group);
 
-	if (!g || !is_vm(g) || turn_begins(tc, scx_bpf_now()))
+	if (!g || !is_vm(g) || turn_begins(tc, bpf_ktime_get_ns()))
 		return false;
 	choose_sibling(tc, pid, cpu, true, &choice);
 	if (!choice.pid)

@@ -37,8 +37,8 @@ static inline bool vtime_before(u64 a, u64 b)
 	return (s64)(a - b) < 0;
 }
 
-/* How long @now is after @then, ns. Clocks of two CPUs may differ by a millisecond: who
- * reads @now may see what lies ahead of it, and that has lasted for no time. */
+/* How long @now is after @then, ns. Who reads a clock may see what another CPU noted
+ * afterwards: that has lasted for no time. */
 static inline u64 ns_since(u64 then, u64 now)
 {
 	return vtime_before(then, now) ? now - then : 0;

@@ -26,11 +26,12 @@ enum ipi_next {
 
 /*
  * Is an IPI sent at @sent_ns (0: none, or answered) still waited for at @now? An
- * answer that was not seen is not waited for longer than @window_ns.
+ * answer that was not seen is not waited for longer than @window_ns. The sender's clock
+ * may be a little ahead.
  */
 static inline bool ipi_is_open(u64 sent_ns, u64 now, u64 window_ns)
 {
-	return sent_ns && now - sent_ns < window_ns;
+	return sent_ns && (s64)(now - sent_ns) < (s64)window_ns;
 }
 
 /*
