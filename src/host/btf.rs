@@ -66,7 +66,7 @@ const NEEDED_KFUNCS: &[&[&str]] = &[
 ];
 
 /// Those that it calls where the kernel has them.
-const OTHER_KFUNCS: &[&str] = &["scx_bpf_task_set_slice", "scx_bpf_now"];
+const OTHER_KFUNCS: &[&str] = &["scx_bpf_task_set_slice"];
 
 /// What was found in a kernel's BTF.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -342,7 +342,7 @@ mod tests {
     #[test]
     fn an_older_name_will_do_and_a_missing_function_is_named() {
         let soundness = judge(true, |name| match name {
-            "scx_bpf_dsq_insert___v2" | "scx_bpf_kick_cpu" | "scx_bpf_now" => None,
+            "scx_bpf_dsq_insert___v2" | "scx_bpf_kick_cpu" | "scx_bpf_task_set_slice" => None,
             _ => Some(true),
         });
         assert_eq!(soundness.missing_kfuncs, ["scx_bpf_kick_cpu"]);
@@ -366,8 +366,8 @@ mod tests {
         let argument = [0; size_of::<libbpf_sys::btf_param>()];
         let proto = writer.add_several("", BTF_KIND_FUNC_PROTO, 1, 0, &argument);
         for (name, tag, component) in [
-            ("scx_bpf_now", "bpf_kfunc", -1i32),
-            ("scx_bpf_now", "other", -1),
+            ("scx_bpf_task_set_slice", "bpf_kfunc", -1i32),
+            ("scx_bpf_task_set_slice", "other", -1),
             ("scx_bpf_task_cpu", "bpf_kfunc", 0),
             ("scx_bpf_kick_cpu", "other", -1),
         ] {

@@ -12,6 +12,7 @@ fn an_ipi_is_open_until_it_is_answered_or_its_window_has_passed() {
     assert!(open(MS, MS) && open(MS, 50 * MS));
     assert!(!open(MS, 51 * MS), "its window has passed");
     assert!(!open(0, MS), "answered");
+    assert!(open(MS + 1, MS), "the sender's clock is a little ahead");
 }
 
 #[test]
