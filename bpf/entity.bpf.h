@@ -372,7 +372,8 @@ static void leave_queue(struct task_ctx *tc, u32 queue)
 		d = lookup_domain(number);
 		if (d)
 			__sync_fetch_and_sub(&d->nr_parked, 1);
-		tc->throttled_ns += ns_since(tc->parked_at_ns, bpf_ktime_get_ns());
+		tc->throttled_ns +=
+			ns_since(tc->parked_at_ns, bpf_ktime_get_ns());
 		return;
 	}
 	if (queue & BOUND_QUEUE) {

@@ -15,26 +15,21 @@ enum {
 /* ---- activity and shares ---- */
 
 /*
- * Under @g's lock: is it counted in its parent as its activity demands? Returns
- * what the parent's active_weight has to change by.
+ * Under @g's lock: is it counted in its @parent as its activity demands? Returns
+ * what the active_weight of that has to change by.
  *
  * Both the first to add to active_weight and the last to take from it come
  * here, and each reads the sum under the lock: whoever comes last is right.
  */
-static s64 settle_activity(struct group *g)
+static s64 settle_activity(struct group *g, u32 *parent)
 {
-	s64 delta = 0;
+	s64 weight, delta;
 
 	bpf_spin_lock(&g->lock);
-	if (g->active_weight > 0) {
-		delta = (s64)g->info.weight - g->contributed;
-		g->contributed = g->info.weight;
-		g->active = 1;
-	} else {
-		delta = -(s64)g->contributed;
-		g->contributed = 0;
-		g->active = 0;
-	}
+	weight = g->active_weight > 0 ? g->info.weight : 0;
+	delta = weight - g->contributed;
+	g->contributed = weight;
+	*parent = g->info.parent;
 	bpf_spin_unlock(&g->lock);
 	return delta;
 }
@@ -72,8 +67,7 @@ __noinline int add_active_weight(u32 id, s64 delta)
 		now = __sync_fetch_and_add(&g->active_weight, delta) + delta;
 		if (now > 0 && now != delta)
 			break; /* it was active and stays so */
-		delta = settle_activity(g);
-		id = g->info.parent;
+		delta = settle_activity(g, &id);
 	}
 	return 0;
 }
@@ -125,7 +119,7 @@ __noinline u64 find_share(u32 id, u64 now)
 /* The same for @g, not older than a millisecond. */
 static u64 group_share(struct group *g, u64 now)
 {
-	if (now - g->share_at_ns < SHARE_FRESH_NS && g->share)
+	if (ns_since(g->share_at_ns, now) < SHARE_FRESH_NS && g->share)
 		return g->share;
 	return find_share(g->id, now);
 }
@@ -344,7 +338,6 @@ static u32 make_group(u32 kind, u32 parent, u32 weight)
 	g->active_weight = 0;
 	g->average_weight = 0;
 	g->averaged_at_ns = g->info.created_ns;
-	g->active = 0;
 	g->contributed = 0;
 	g->share = 0;
 	g->quota_ns = 0;
@@ -428,11 +421,11 @@ static void set_parent(u32 id, u32 place)
 	old = g->info.parent;
 	contributed = g->contributed;
 	g->contributed = 0;
-	g->active = 0;
 	g->info.parent = place;
 	bpf_spin_unlock(&g->lock);
 	add_active_weight(old, -contributed);
-	add_active_weight(place, settle_activity(g));
+	contributed = settle_activity(g, &place);
+	add_active_weight(place, contributed);
 	g->share_at_ns = 0;
 }
 

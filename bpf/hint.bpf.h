@@ -205,9 +205,10 @@ static bool may_borrow(const struct task_ctx *tc, struct group *g, u64 vtime,
 	/* All of it slept, and it has had less than most. */
 	if (nr_together(g) < 2 && vtime_before(vtime, present))
 		return true;
-	return is_vm(g) && wake_lends(tc->vtime, g->task_vtime_now, g->vtime,
-				      running, slice_cost(g, bpf_ktime_get_ns()),
-				      tasks_at_once(g, nr_cpus), slice_ns);
+	return is_vm(g) &&
+	       wake_lends(tc->vtime, g->task_vtime_now, g->vtime, running,
+			  slice_cost(g, bpf_ktime_get_ns()),
+			  tasks_at_once(g, nr_cpus), slice_ns);
 }
 
 /*

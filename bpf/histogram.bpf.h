@@ -34,8 +34,7 @@ static inline u64 wait_ends(u64 *since_ns, u64 *histogram, u64 now)
 	if (!began_ns)
 		return 0;
 	*since_ns = 0;
-	/* Another CPU may have read its clock later. */
-	waited_ns = began_ns < now ? now - began_ns : 0;
+	waited_ns = ns_since(began_ns, now);
 	count_time(histogram, waited_ns);
 	return waited_ns;
 }

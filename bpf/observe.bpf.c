@@ -374,7 +374,7 @@ static void keep_longest(struct observed *o, struct task_struct *prev,
 {
 	struct vcpu_counters *v = &o->counters;
 	struct off_cpu *longest = &v->longest_off_cpu;
-	u64 ns = now - o->off_since_ns, taker = o->taker;
+	u64 ns = ns_since(o->off_since_ns, now), taker = o->taker;
 
 	if (!o->off_since_ns || ns <= longest->ns)
 		return;
@@ -383,9 +383,9 @@ static void keep_longest(struct observed *o, struct task_struct *prev,
 	longest->end_ns = now;
 	longest->goes_on = !prev;
 	if (v->phase == PHASE_READY)
-		longest->ready_ns = now - v->since_ns;
+		longest->ready_ns = ns_since(v->since_ns, now);
 	if (v->phase == PHASE_LIMITED)
-		longest->limited_ns = now - v->since_ns;
+		longest->limited_ns = ns_since(v->since_ns, now);
 	if (prev && longest->taker.kind == TAKER_NONE) {
 		note_taker(&longest->taker, prev, before);
 		taker = (u64)prev;
@@ -517,7 +517,7 @@ static void runs(struct task_struct *p, struct observed *o, struct cpu_state *c,
 {
 	struct vcpu_counters *v = &o->counters;
 	s32 cpu = bpf_get_smp_processor_id();
-	u64 waited_ns = now - v->since_ns, ipi_ns;
+	u64 waited_ns = ns_since(v->since_ns, now), ipi_ns;
 	bool waited = v->phase == PHASE_READY;
 
 	o->off_since_ns = 0;

@@ -295,7 +295,7 @@ __noinline u64 serve_entry(u32 domain_id, u32 i, u64 free, bool first_pass)
 	if (!own)
 		return free;
 	wanted = is_cohort(g) ? entry->width : 1;
-	if (first_pass && is_on(MECH_PACKING) &&
+	if (first_pass && is_on(MECH_PACKING) && e->patient != d->turn &&
 	    plan_leaves_out(cpus_in(own), wanted, i == 0)) {
 		leave_out(d, entry->key);
 		return free;
@@ -331,15 +331,16 @@ __noinline u64 serve_entries(u32 domain_id, u32 n, u64 free)
 
 /* ---- before and after ---- */
 
-/* Of the @n entries of bound tasks, those that have had more than the mean: their CPUs
- * are given to others first. So of tasks that are bound to a CPU each, none loses more
- * than another. */
+/* Of the @n entries of bound tasks, those that do not rest, and those that have had more
+ * than the mean: their CPUs are given to others first. So of tasks that are bound to a
+ * CPU each, none loses more than another. */
 static void find_spare(struct domain *d, u32 n)
 {
-	u64 mean, bound = 0;
+	u64 mean;
 	u32 i;
 
 	d->spare = 0;
+	d->claimed = 0;
 	if (!d->nr_bound)
 		return;
 	mean = d->present +
@@ -347,11 +348,11 @@ static void find_spare(struct domain *d, u32 n)
 	bpf_for(i, 0, n) {
 		struct plan_entry *entry = &d->entries[i & (PLAN_ENTRIES - 1)];
 
-		bound |= entry->cpus;
+		d->claimed |= entry->cpus & ~d->resting;
 		if (!vtime_before(entry->key, mean))
 			d->spare |= entry->cpus;
 	}
-	d->spare |= d->cpus & ~bound;
+	d->spare |= d->cpus & ~d->claimed;
 }
 
 /* What each CPU of domain @domain_id had to do is over; returns how many entries those
@@ -538,7 +539,8 @@ static void plan_here(struct domain *d, const struct cpu_state *c, s32 cpu,
 		      u64 now)
 {
 	if (!d->crowded || !c->resting_pid || c->rests ||
-	    d->resting & bit_of(d->timed_on))
+	    (domain_of(d->timed_on) == domain_of(cpu) &&
+	     d->resting & bit_of(d->timed_on)))
 		return;
 	d->timed_on = cpu;
 	time_turn(domain_of(cpu), turn_left(now, turn_length(d)));
@@ -691,8 +693,9 @@ static int turn_ends(void *map, u32 *key, struct timer *timer)
 		return 0;
 	}
 	drop_plan(domain_id, now);
-	__sync_fetch_and_sub(&nr_crowded, 1);
-	__sync_lock_test_and_set(&d->crowded, 0);
+	/* plan_here() may start the timer once more than turns begin. */
+	if (__sync_lock_test_and_set(&d->crowded, 0))
+		__sync_fetch_and_sub(&nr_crowded, 1);
 	/* Who comes to wait counts first, and looks at this then. */
 	if (d->nr_waiting > 0)
 		begin_turns(domain_id, d, now);

@@ -100,10 +100,10 @@ static void count_average(struct task_ctx *tc, struct domain *d, s32 cpu,
 static void begin_count(struct task_ctx *tc, struct domain *d, s32 cpu, u64 now)
 {
 	struct cpu_state *c = lookup_cpu(cpu);
+	u64 away_ns = c ? ns_since(c->looked_ns, now) : 0;
 
 	if (c && tc->rests_on == cpu + 1)
-		count_average(tc, d, cpu, ns_since(c->looked_ns, now),
-			      ns_since(c->looked_ns, now));
+		count_average(tc, d, cpu, away_ns, away_ns);
 	tc->halt.since_ns = now;
 	tc->halt.is_read = false;
 	if (is_here(cpu))
@@ -190,20 +190,25 @@ static s32 cpu_of_resting(const struct entity *e, const struct domain *d,
 			  s32 cpu)
 {
 	u64 resting = d->resting & e->cpus & d->cpus;
+	struct cpu_state *c = lookup_cpu(cpu);
 
+	/* It takes that from no vCPU. */
+	if (c && !c->bound)
+		return cpu;
 	return resting ? cpu_with(d, plan_next(resting, bit_of(cpu), resting))
 		       : -1;
 }
 
 /*
- * Of the CPUs @free of @d, those that @e, of @g, may have, which could use @width. If
- * fewer rest, it has only these in some turns: as a rule more vCPUs are known to rest a
- * tick later, or who has their CPUs woke and has little to do.
+ * Of the CPUs @free of @d, those that @e, of @g, may have, which could use @width. In
+ * some turns it has none of those that are claimed by vCPUs that work, unless it runs
+ * there: as a rule more vCPUs are known to rest a tick later, or who has the CPUs of
+ * those that do woke, and has little to do.
  */
 static u64 patient_cpus(struct entity *e, const struct domain *d,
 			const struct group *g, u64 free, u32 width)
 {
-	u64 fit = free & (d->resting | e->running);
+	u64 fit = free & (e->running | ~d->claimed);
 
 	if (cpus_in(fit) >= width || !waits_for_rest(e, d, g))
 		return free;

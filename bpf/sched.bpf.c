@@ -230,7 +230,8 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 	if (!e) {
 		c = lookup_cpu(cpu);
 		vtime = to.key + (c ? c->bound_offset : 0);
-		kick_cpu(cpu, SCX_KICK_IDLE);
+		if (p->nr_cpus_allowed == 1 || !wake_idle_cpu(p))
+			kick_cpu(cpu, SCX_KICK_IDLE);
 	} else if (wake_idle_cpu(p) ||
 		   take_quiet_cpu(e, to.queue, d, bit_of(cpu)) ||
 		   call_cpu(e, d, to.domain == domain_of(cpu) ? bit_of(cpu) : 0,
@@ -311,12 +312,6 @@ static void go_on(struct cpu_state *c, struct task_struct *p)
 {
 	c->lent_pid = 0;
 	scx_bpf_task_set_slice(p, slice_ns);
-}
-
-/* Where those wait for whom @cpu, with @slot, is in this turn; 0: it is nobody's. */
-static u32 slot_queue(u32 slot, s32 cpu)
-{
-	return slot == SLOT_BOUND ? BOUND_QUEUE | cpu : slot;
 }
 
 /* Does @prev, with @tc, which ran on @c, stand before the first one that waits for whom
@@ -410,6 +405,8 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		return;
 	if (waits && !(tc && stands_first(c, slot, cpu, tc)) &&
 	    serve_slot(slot, cpu, d))
+		return;
+	if (tc && tc->rests_on && take_next(domain_id, cpu, now))
 		return;
 	if (prev && tc)
 		go_on(c, prev);
@@ -575,15 +572,17 @@ static void account_wait(struct task_struct *p, struct task_ctx *tc,
 	tc->throttled_ns = 0;
 }
 
-/* @tc, of @g, runs on @c as one that is bound to it. */
+/* @tc, of @g, runs on @c, of @cpu, as one that is bound to it. */
 static void enter_bound(struct task_ctx *tc, struct group *g,
-			struct cpu_state *c, u64 now)
+			struct cpu_state *c, s32 cpu, u64 now)
 {
 	c->entity = 0;
-	if (tc->bound_vtime && vtime_before(c->bound_present, tc->bound_vtime))
+	/* Of another CPU's clock, or a time long ago, nothing counts. */
+	if (tc->bound_on == cpu + 1 &&
+	    vtime_before(c->bound_present, tc->bound_vtime))
 		c->bound_present = tc->bound_vtime;
+	tc->bound_on = 0;
 	c->bound_vtime = c->bound_present;
-	tc->bound_vtime = 0; /* it is of this CPU, and this time */
 	c->bound_served_ns = now;
 	c->bound_share = share_apart(g, now);
 }
@@ -610,7 +609,7 @@ static void enter_cpu(struct task_struct *p, struct task_ctx *tc,
 		__sync_fetch_and_add(&g->nr_apart_running, 1);
 		if (e)
 			__sync_fetch_and_and(&e->running, ~bit_of(cpu));
-		enter_bound(tc, g, c, now);
+		enter_bound(tc, g, c, cpu, now);
 		return;
 	}
 	c->entity = id;
@@ -895,14 +894,18 @@ void BPF_STRUCT_OPS(cohort_cgroup_move, struct task_struct *p,
 
 void BPF_STRUCT_OPS(cohort_cgroup_set_weight, struct cgroup *cgrp, u32 weight)
 {
-	u32 id = group_of(cgrp);
+	u32 id = group_of(cgrp), parent;
 	struct group *g = lookup_group(id);
+	s64 delta;
 
-	if (!g)
+	/* The root's is that of a cgroup for which there is no group. */
+	if (!g || id == root_group)
 		return;
 	g->info.weight = weight;
-	if (g->active_weight > 0)
-		add_active_weight(g->info.parent, settle_activity(g));
+	if (g->active_weight <= 0)
+		return;
+	delta = settle_activity(g, &parent);
+	add_active_weight(parent, delta);
 }
 
 void BPF_STRUCT_OPS(cohort_cgroup_set_bandwidth, struct cgroup *cgrp,
@@ -910,7 +913,7 @@ void BPF_STRUCT_OPS(cohort_cgroup_set_bandwidth, struct cgroup *cgrp,
 {
 	u32 id = group_of(cgrp);
 
-	if (id)
+	if (id != root_group)
 		set_cap(id, period_us, quota_us, burst_us);
 }
 

@@ -99,7 +99,7 @@ struct entity {
 	u64 running; /* CPUs that run one; atomic */
 	u64 planned; /* CPUs that it has in turn @turn; by the plan */
 	u64 turn; /* number of the last plan that gave it CPUs */
-	u64 patient; /* turn in which it had only CPUs whose vCPUs rest, the last one */
+	u64 patient; /* the last turn in which it had no CPU of a vCPU that works */
 	u64 near; /* CPUs at which one may wait: see note_near(); atomic */
 	u64 called; /* of @planned, CPUs told that a task waits for them; atomic */
 	u64 missed; /* of @planned, CPUs that have not run a task of it yet; atomic */
@@ -143,7 +143,8 @@ struct domain {
 	u32 out; /* there is one */
 	s64 lag_sum; /* see plan_mean(); while one is made */
 	u64 share_sum;
-	u64 resting; /* CPUs to which a vCPU is bound that rests */
+	u64 resting; /* CPUs to which a vCPU is bound that rests, */
+	u64 claimed; /* and those to which one is that does not; both by the plan */
 	u64 spare; /* CPUs whose bound tasks have had more than others' */
 	s64 bound_sum; /* of their places; while a plan is made */
 	u32 nr_bound; /* of those; likewise */
@@ -231,7 +232,7 @@ struct cpu_state {
 struct group {
 	struct cohort_group info; /* first: Rust reads it */
 
-	struct bpf_spin_lock lock; /* active, contributed */
+	struct bpf_spin_lock lock; /* contributed, and its parent */
 	struct bpf_timer cap_timer; /* refills budget_ns each period */
 
 	u32 id; /* its own index */
@@ -254,8 +255,7 @@ struct group {
 	s64 active_weight; /* active children, and own tasks if any; atomic */
 	u64 average_weight; /* of active_weight, times WEIGHT_SCALE */
 	u64 averaged_at_ns; /* up to when */
-	u32 active; /* counted in the parent; under lock */
-	u32 contributed; /* with this weight; under lock */
+	u32 contributed; /* its weight as it counts in the parent; under lock */
 	u64 share; /* of SHARE_ONE, as of share_at_ns */
 	u64 share_at_ns;
 
@@ -295,7 +295,8 @@ struct task_ctx {
 	s32 last_cpu; /* it ran on, -1: none */
 	u64 kvm; /* of the vCPU it runs */
 	u64 vtime; /* ns of virtual time inside its group */
-	u64 bound_vtime; /* like a group's, by which it waits for one CPU */
+	u64 bound_vtime; /* like a group's, by which it waits for one CPU, */
+	u32 bound_on; /* this one + 1; 0: it has run since */
 	u64 bound_cost; /* virtual time that it used since it waited */
 	u32 parks; /* a tick stopped it for its cap */
 	u64 parked_at_ns; /* when it was parked, 0: it is not */

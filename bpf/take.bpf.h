@@ -30,6 +30,12 @@ __noinline s32 nr_in(u32 queue)
 	return e ? e->nr_waiting : 0;
 }
 
+/* Where those wait for whom @cpu, with @slot, is in this turn; 0: it is nobody's. */
+static u32 slot_queue(u32 slot, s32 cpu)
+{
+	return slot == SLOT_BOUND ? BOUND_QUEUE | cpu : slot;
+}
+
 /* Has thread @pid left @queue? */
 static bool has_left(s32 pid, u32 queue)
 {
@@ -207,16 +213,26 @@ __noinline bool take_listed(u32 domain_id, s32 cpu, u64 now)
 	return taken;
 }
 
-/* Run a task that is bound to another CPU of @d, but need not be. */
+/* Run a task that is bound to another CPU of @d, but need not be. Other CPUs begin to
+ * look elsewhere, so that all are looked at. */
 static bool take_unbound(const struct domain *d, s32 cpu)
 {
-	u64 bound = d->bound;
-	u32 from;
+	u64 own = bit_of(cpu), bound = d->bound;
+	u32 i;
 
-	if (!bound)
-		return false;
-	from = cpu_with(d, lowest_cpu(bound));
-	return from != cpu && take_allowed(BOUND_QUEUE | from, cpu);
+	bpf_for(i, 0, TAKE_TRIES) {
+		u64 above = bound & ~(own | (own - 1));
+		u32 from;
+
+		if (!bound)
+			break;
+		own = lowest_cpu(above ? above : bound);
+		bound &= ~own;
+		from = cpu_with(d, own);
+		if (from != cpu && take_allowed(BOUND_QUEUE | from, cpu))
+			return true;
+	}
+	return false;
 }
 
 /* Run the only task that waits in @d, if it is of the entity in which one began to wait

@@ -131,6 +131,7 @@ static bool wait_bound(struct task_ctx *tc, s32 cpu, struct place *to)
 		c->bound_present +
 		(tc->rests_on ? starved_ns
 			      : fair_bound_lag(tc->bound_cost, starved_ns));
+	tc->bound_on = cpu + 1;
 	tc->bound_cost = 0;
 	to->queue = BOUND_QUEUE | cpu;
 	to->key = tc->bound_vtime;
@@ -253,8 +254,9 @@ __noinline int unpark(u32 domain_id)
 	bpf_for_each(scx_dsq, p, queue, 0) {
 		struct task_ctx *tc = lookup_task_may_fail(p);
 
-		if (++looked > UNPARK_TRIES)
+		if (looked >= UNPARK_TRIES)
 			break;
+		looked++;
 		if (tc && (!is_throttled(tc->cgroup_group) ||
 			   ns_since(tc->parked_at_ns, now) > parked_most_ns))
 			unpark_task(BPF_FOR_EACH_ITER, p, tc, queue, now);
@@ -263,7 +265,7 @@ __noinline int unpark(u32 domain_id)
 	}
 	d->to_unpark -= looked;
 	/* One that is counted, but not there yet, is looked at the next time. */
-	if (looked <= UNPARK_TRIES &&
+	if (looked < UNPARK_TRIES &&
 	    d->nr_parked <= scx_bpf_dsq_nr_queued(queue))
 		d->to_unpark = 0;
 	__sync_lock_test_and_set(&d->unparking, 0);

@@ -18,6 +18,8 @@
 #ifndef COHORT_POLICY_FAIR_H
 #define COHORT_POLICY_FAIR_H
 
+#include "clock.h"
+
 enum fair_consts {
 	SHARE_ONE = 1 << 24, /* the whole host; 1,000 equal VMs err 0.006 % */
 	CAP_DEBT_NS = 1000000000, /* the longest a cap makes up for */
@@ -30,19 +32,6 @@ enum fair_consts {
 	WEIGHT_TIME_NS = 32000000, /* over which they are taken */
 	RUNNING_BITS = 16, /* of a number of running tasks */
 };
-
-/* True if virtual time @a lies before @b; right across a wrap. */
-static inline bool vtime_before(u64 a, u64 b)
-{
-	return (s64)(a - b) < 0;
-}
-
-/* How long @now is after @then, ns. Who reads a clock may see what another CPU noted
- * afterwards: that has lasted for no time. */
-static inline u64 ns_since(u64 then, u64 now)
-{
-	return vtime_before(then, now) ? now - then : 0;
-}
 
 /*
  * The average (times WEIGHT_SCALE) of a sum of active weights that has been @sum

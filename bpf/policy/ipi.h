@@ -12,6 +12,8 @@
 #ifndef COHORT_POLICY_IPI_H
 #define COHORT_POLICY_IPI_H
 
+#include "clock.h"
+
 enum ipi_consts {
 	IPI_CHAIN = 4, /* links followed; a cycle ends here too */
 	IPI_WINDOW_NS = 50000000, /* in which an IPI is waited for */
@@ -26,12 +28,11 @@ enum ipi_next {
 
 /*
  * Is an IPI sent at @sent_ns (0: none, or answered) still waited for at @now? An
- * answer that was not seen is not waited for longer than @window_ns. The sender's clock
- * may be a little ahead.
+ * answer that was not seen is not waited for longer than @window_ns.
  */
 static inline bool ipi_is_open(u64 sent_ns, u64 now, u64 window_ns)
 {
-	return sent_ns && (s64)(now - sent_ns) < (s64)window_ns;
+	return sent_ns && ns_since(sent_ns, now) < window_ns;
 }
 
 /*

@@ -5,7 +5,7 @@
  *
  * What it did since it was looked at last, as a rule at the tick before, decides
  * whether it rests. An average over a longer time tells which vCPUs soon rest again,
- * where none does now.
+ * where too few do now.
  *
  * Example. A vCPU works for 10 ms and halts for 10 ms, with a tick each 4 ms. It begins
  * to rest at the first tick that finds it halted for 3 of the last 4 ms. It rests until

@@ -44,6 +44,10 @@ pub const TESTS: &[Test] = &[
         "of_80_capped_cgroups_each_has_what_its_cap_allows",
         many_caps,
     ),
+    (
+        "when_a_cap_is_lifted_each_of_65_parked_tasks_goes_on",
+        lifted_cap,
+    ),
     ("nice_counts_inside_a_cgroup", nice),
     (
         "pinned_vcpus_run_where_they_are_pinned_and_share_fairly",
@@ -229,6 +233,27 @@ fn capped_parent() -> Result<()> {
     let (vm, other) = (Guest::busy("above/capped", 2)?, Guest::busy("uncapped", 2)?);
     capped(&above, &vm, &other)?;
     drop(vm);
+    Ok(())
+}
+
+/// Parked tasks are looked at 64 at a time.
+fn lifted_cap() -> Result<()> {
+    let load = HostLoad::start("capped", &[0; 65], &lab()?.guest_cpus)?;
+    let cohort = start_cohort()?;
+    load.cgroup().set_max(CpuMax::Quota {
+        quota_us: 1_000,
+        period_us: 1_000_000,
+    })?;
+    sleep(SETTLE);
+    load.cgroup().set_max(CpuMax::Unlimited)?;
+    // A round of all takes 65 ms on two CPUs.
+    let gains = load.cpu_times_ns(Duration::from_millis(500))?;
+    stop_cohort(cohort)?;
+    let least = gains.iter().min().context("there are 65")?;
+    ensure!(
+        *least > 0,
+        "after the cap was lifted one of the tasks had no CPU time in half a second"
+    );
     Ok(())
 }
 
