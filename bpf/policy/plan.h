@@ -31,7 +31,7 @@ enum plan_consts {
 		8, /* that a group may be behind, and ahead, by what they cost */
 	PRESENT_BITS = 8, /* lowest bits that means leave out */
 	/* Ticks come at multiples of a millisecond: whom one wakes would have a CPU in
-	 * the plan, for a turn. Five VMs then waited for 28 ms at most, 18 else. */
+	 * the plan, for a turn. Five VMs then waited for 28 ms at most, 22 else. */
 	TURN_AFTER_TICK_NS = 250000,
 };
 
