@@ -72,6 +72,15 @@ __noinline int add_active_weight(u32 id, s64 delta)
 	return 0;
 }
 
+/* The parent of @g learns what @g counts there now. */
+static void tell_parent(struct group *g)
+{
+	u32 parent;
+	s64 delta = settle_activity(g, &parent);
+
+	add_active_weight(parent, delta);
+}
+
 /* Task @tc of group @id became runnable (+1) or stopped being so (-1). */
 static void group_runnable(u32 id, const struct task_ctx *tc, s32 change)
 {
@@ -424,8 +433,7 @@ static void set_parent(u32 id, u32 place)
 	g->info.parent = place;
 	bpf_spin_unlock(&g->lock);
 	add_active_weight(old, -contributed);
-	contributed = settle_activity(g, &place);
-	add_active_weight(place, contributed);
+	tell_parent(g);
 	g->share_at_ns = 0;
 }
 

@@ -142,6 +142,7 @@ __noinline u32 add_bound(u32 domain_id, u32 n, u32 cpu, u64 now)
 	weigh(d, vtime, share);
 	d->bound_sum += (s64)(vtime - d->present) >> PRESENT_BITS;
 	d->nr_bound++;
+	d->claimed |= entry.cpus;
 	entry.key = plan_order(vtime, d->present,
 			       ns_since(c->bound_served_ns, now), starved_ns);
 	return add_entry(d, domain_id, n, &entry);
@@ -331,16 +332,15 @@ __noinline u64 serve_entries(u32 domain_id, u32 n, u64 free)
 
 /* ---- before and after ---- */
 
-/* Of the @n entries of bound tasks, those that do not rest, and those that have had more
- * than the mean: their CPUs are given to others first. So of tasks that are bound to a
- * CPU each, none loses more than another. */
+/* Of the @n entries of bound tasks, those that have had more than the mean: their CPUs
+ * are given to others first. So of tasks that are bound to a CPU each, none loses more
+ * than another. */
 static void find_spare(struct domain *d, u32 n)
 {
 	u64 mean;
 	u32 i;
 
 	d->spare = 0;
-	d->claimed = 0;
 	if (!d->nr_bound)
 		return;
 	mean = d->present +
@@ -348,7 +348,6 @@ static void find_spare(struct domain *d, u32 n)
 	bpf_for(i, 0, n) {
 		struct plan_entry *entry = &d->entries[i & (PLAN_ENTRIES - 1)];
 
-		d->claimed |= entry->cpus & ~d->resting;
 		if (!vtime_before(entry->key, mean))
 			d->spare |= entry->cpus;
 	}
@@ -368,6 +367,7 @@ __noinline u32 begin_plan(u32 domain_id, u64 now)
 	d->share_sum = 0;
 	d->nr_far = 0;
 	d->resting = 0;
+	d->claimed = 0;
 	d->bound_sum = 0;
 	d->nr_bound = 0;
 	d->out = 0;

@@ -100,10 +100,12 @@ static void count_average(struct task_ctx *tc, struct domain *d, s32 cpu,
 static void begin_count(struct task_ctx *tc, struct domain *d, s32 cpu, u64 now)
 {
 	struct cpu_state *c = lookup_cpu(cpu);
-	u64 away_ns = c ? ns_since(c->looked_ns, now) : 0;
+	u64 away_ns;
 
-	if (c && tc->rests_on == cpu + 1)
+	if (c && tc->rests_on == cpu + 1) {
+		away_ns = ns_since(c->looked_ns, now);
 		count_average(tc, d, cpu, away_ns, away_ns);
+	}
 	tc->halt.since_ns = now;
 	tc->halt.is_read = false;
 	if (is_here(cpu))

@@ -192,11 +192,10 @@ static bool call_cpu(struct entity *e, struct domain *d, u64 here, bool woke,
 static s32 cpu_without(const struct entity *e, const struct domain *d, s32 cpu)
 {
 	u64 own = bit_of(cpu), others = e->cpus & d->cpus & ~e->running;
-	u64 above = others & ~(own | (own - 1));
 
 	if (!(e->running & own) || !others)
 		return cpu;
-	return cpu_with(d, lowest_cpu(above ? above : others));
+	return cpu_with(d, next_cpu(others, own));
 }
 
 /* @p waits for a CPU; it is on @cpu. */
@@ -312,6 +311,12 @@ static void go_on(struct cpu_state *c, struct task_struct *p)
 {
 	c->lent_pid = 0;
 	scx_bpf_task_set_slice(p, slice_ns);
+}
+
+/* Where those wait for whom @cpu, with @slot, is in this turn; 0: it is nobody's. */
+static u32 slot_queue(u32 slot, s32 cpu)
+{
+	return slot == SLOT_BOUND ? BOUND_QUEUE | cpu : slot;
 }
 
 /* Does @prev, with @tc, which ran on @c, stand before the first one that waits for whom
@@ -894,18 +899,15 @@ void BPF_STRUCT_OPS(cohort_cgroup_move, struct task_struct *p,
 
 void BPF_STRUCT_OPS(cohort_cgroup_set_weight, struct cgroup *cgrp, u32 weight)
 {
-	u32 id = group_of(cgrp), parent;
+	u32 id = group_of(cgrp);
 	struct group *g = lookup_group(id);
-	s64 delta;
 
 	/* The root's is that of a cgroup for which there is no group. */
 	if (!g || id == root_group)
 		return;
 	g->info.weight = weight;
-	if (g->active_weight <= 0)
-		return;
-	delta = settle_activity(g, &parent);
-	add_active_weight(parent, delta);
+	if (g->active_weight > 0)
+		tell_parent(g);
 }
 
 void BPF_STRUCT_OPS(cohort_cgroup_set_bandwidth, struct cgroup *cgrp,

@@ -30,12 +30,6 @@ __noinline s32 nr_in(u32 queue)
 	return e ? e->nr_waiting : 0;
 }
 
-/* Where those wait for whom @cpu, with @slot, is in this turn; 0: it is nobody's. */
-static u32 slot_queue(u32 slot, s32 cpu)
-{
-	return slot == SLOT_BOUND ? BOUND_QUEUE | cpu : slot;
-}
-
 /* Has thread @pid left @queue? */
 static bool has_left(s32 pid, u32 queue)
 {
@@ -217,18 +211,19 @@ __noinline bool take_listed(u32 domain_id, s32 cpu, u64 now)
  * look elsewhere, so that all are looked at. */
 static bool take_unbound(const struct domain *d, s32 cpu)
 {
-	u64 own = bit_of(cpu), bound = d->bound;
+	u64 bit = bit_of(cpu), bound = d->bound;
 	u32 i;
 
+	if (!bound)
+		return false;
 	bpf_for(i, 0, TAKE_TRIES) {
-		u64 above = bound & ~(own | (own - 1));
 		u32 from;
 
 		if (!bound)
 			break;
-		own = lowest_cpu(above ? above : bound);
-		bound &= ~own;
-		from = cpu_with(d, own);
+		bit = next_cpu(bound, bit);
+		bound &= ~bit;
+		from = cpu_with(d, bit);
 		if (from != cpu && take_allowed(BOUND_QUEUE | from, cpu))
 			return true;
 	}

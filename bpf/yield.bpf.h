@@ -74,15 +74,14 @@ __noinline int follow_chain(s32 pid, s32 cpu, struct choice *choice)
 
 /* Why the ready @tc, of struct kvm_vcpu @vcpu (0: none), should run. */
 __noinline int rank_of_ready(struct task_ctx *tc, u64 vcpu, bool from_kernel,
-			     bool offered)
+			     bool offered, u64 now)
 {
 	struct target_facts facts = { .offered = offered };
 
 	if (!tc)
 		return TARGET_NONE;
-	facts.interrupt =
-		has_open_ipi(&tc->signals, bpf_ktime_get_ns(), IPI_WINDOW_NS) ||
-		has_pending_interrupt((void *)vcpu);
+	facts.interrupt = has_open_ipi(&tc->signals, now, IPI_WINDOW_NS) ||
+			  has_pending_interrupt((void *)vcpu);
 	facts.kernel = from_kernel && was_in_guest_kernel((void *)vcpu);
 	return target_rank(&facts);
 }
@@ -91,6 +90,7 @@ __noinline int rank_of_ready(struct task_ctx *tc, u64 vcpu, bool from_kernel,
 __noinline int rank_siblings(u32 queue, s32 cpu, s32 offered_pid,
 			     bool from_kernel, struct choice *choice)
 {
+	u64 now = bpf_ktime_get_ns();
 	struct task_struct *p;
 	u32 seen = unknown_zero;
 
@@ -107,7 +107,8 @@ __noinline int rank_siblings(u32 queue, s32 cpu, s32 offered_pid,
 		if (!tc || !tc->is_vcpu ||
 		    !bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
 			continue;
-		rank = rank_of_ready(tc, (u64)vcpu_of(p), from_kernel, offered);
+		rank = rank_of_ready(tc, (u64)vcpu_of(p), from_kernel, offered,
+				     now);
 		if (target_replaces(rank, offered, choice->rank)) {
 			choice->pid = p->pid;
 			choice->queue = queue;

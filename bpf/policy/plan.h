@@ -45,6 +45,14 @@ static inline u64 lowest_cpu(u64 cpus)
 	return cpus & -cpus;
 }
 
+/* Of @cpus the next one behind @cpu, and behind the highest the lowest. */
+static inline u64 next_cpu(u64 cpus, u64 cpu)
+{
+	u64 above = cpus & ~(cpu | (cpu - 1));
+
+	return lowest_cpu(above ? above : cpus);
+}
+
 /* The next one of the CPUs @free that a group gets: of those in @best first, then of
  * those in @good. */
 static inline u64 plan_next(u64 free, u64 best, u64 good)

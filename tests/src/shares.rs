@@ -239,16 +239,16 @@ fn capped_parent() -> Result<()> {
 /// Parked tasks are looked at 64 at a time.
 fn lifted_cap() -> Result<()> {
     let load = HostLoad::start("capped", &[0; 65], &lab()?.guest_cpus)?;
-    let cohort = start_cohort()?;
-    load.cgroup().set_max(CpuMax::Quota {
-        quota_us: 1_000,
-        period_us: 1_000_000,
+    let gains = under_cohort(|| {
+        load.cgroup().set_max(CpuMax::Quota {
+            quota_us: 1_000,
+            period_us: 1_000_000,
+        })?;
+        sleep(SETTLE);
+        load.cgroup().set_max(CpuMax::Unlimited)?;
+        // A round of all takes 65 ms on two CPUs.
+        load.cpu_times_ns(Duration::from_millis(500))
     })?;
-    sleep(SETTLE);
-    load.cgroup().set_max(CpuMax::Unlimited)?;
-    // A round of all takes 65 ms on two CPUs.
-    let gains = load.cpu_times_ns(Duration::from_millis(500))?;
-    stop_cohort(cohort)?;
     let least = gains.iter().min().context("there are 65")?;
     ensure!(
         *least > 0,

@@ -189,6 +189,20 @@ proptest! {
         prop_assert_eq!(leaves_out(left, width, false), left < width);
     }
 
+    /// Each of these CPUs comes once, from wherever one begins, and the one begun at comes last.
+    #[test]
+    fn the_next_cpu_goes_round_all(cpus in any::<u64>(), begin in 0u32..64) {
+        let begin = 1u64 << begin;
+        let (mut seen, mut cpu) = (0u64, begin);
+        for _ in 0..cpus.count_ones() {
+            cpu = unsafe { next_cpu(cpus, cpu) };
+            prop_assert_eq!((cpu.count_ones(), cpu & !cpus, cpu & seen), (1, 0, 0));
+            seen |= cpu;
+            prop_assert!(cpu != begin || seen == cpus);
+        }
+        prop_assert_eq!(seen, cpus);
+    }
+
     /// A turn has at least a moment left, at most its length, and ends at a multiple of that and a bit.
     #[test]
     fn turns_end_a_bit_after_multiples_of_their_length(now in MS..1 << 62, turn_ns in 1u64..100 * MS) {
