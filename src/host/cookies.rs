@@ -33,6 +33,10 @@ pub fn find_cookie(
     proc: &Path,
     cookie_of: impl Fn(u32) -> io::Result<u64>,
 ) -> io::Result<Option<CookieHolder>> {
+    // Whoever asks is told this of himself too. Reading /proc costs a host milliseconds.
+    if cookie_of(0).is_err_and(|error| has_no_cookies(&error)) {
+        return Ok(None);
+    }
     for process in threads::numbers(proc)? {
         let Ok(threads) = threads::numbers(&proc.join(format!("{process}/task"))) else {
             continue;
@@ -41,20 +45,22 @@ pub fn find_cookie(
             match cookie_of(tid) {
                 Ok(0) => {}
                 Ok(_) => return Ok(Some(holder(proc, tid))),
-                Err(error) => match error.raw_os_error() {
-                    // EINVAL: built without core scheduling. ENODEV: no core has
-                    // two hardware threads. Either holds for every thread.
-                    Some(libc::EINVAL | libc::ENODEV) => return Ok(None),
-                    Some(libc::ESRCH) => {}
-                    _ => return Err(error),
-                },
+                Err(error) if has_no_cookies(&error) => return Ok(None),
+                Err(error) if error.raw_os_error() == Some(libc::ESRCH) => {}
+                Err(error) => return Err(error),
             }
         }
     }
     Ok(None)
 }
 
-/// The core-scheduling cookie of thread `tid`; 0 is none.
+/// Does this answer for one thread say that no thread has a cookie? EINVAL: the kernel is built without core scheduling.
+/// ENODEV: no core has two hardware threads.
+fn has_no_cookies(error: &io::Error) -> bool {
+    matches!(error.raw_os_error(), Some(libc::EINVAL | libc::ENODEV))
+}
+
+/// The core-scheduling cookie of thread `tid` (0: of the calling one); 0 is none.
 pub fn kernel_cookie(tid: u32) -> io::Result<u64> {
     let mut cookie: u64 = 0;
     // SAFETY: PR_SCHED_CORE_GET writes one u64 through the last argument, which
