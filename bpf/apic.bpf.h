@@ -38,7 +38,6 @@ enum kvm_apic_logical_mode___kvm {
 
 struct kvm_lapic___kvm {
 	struct kvm_vcpu___kvm *vcpu;
-	bool apicv_active;
 	bool irr_pending; /* always set where the hardware delivers, */
 	s16 isr_count; /* and never 0 */
 	void *regs;
@@ -131,19 +130,6 @@ receiver_of_pv(struct kvm___kvm *kvm, u64 low, u64 high, u32 first, u32 bits)
 	return vcpu_with_apic_id(map,
 				 first + (low ? __builtin_ctzll(low)
 					      : bits + __builtin_ctzll(high)));
-}
-
-/* Does an interrupt wait for @vcpu, which is not running? Where the hardware
- * delivers interrupts, nobody can tell. */
-static inline bool has_pending_interrupt(struct kvm_vcpu___kvm *vcpu)
-{
-	struct kvm_lapic___kvm *apic = NULL;
-
-	if (!vcpu || !bpf_core_field_exists(apic->irr_pending))
-		return false;
-	apic = kvm_read(vcpu, arch.apic);
-	return apic && !kvm_read(apic, apicv_active) &&
-	       kvm_read(apic, irr_pending);
 }
 
 /* Has @vcpu, which is not running, not ended an interrupt of one of @vectors, a bit

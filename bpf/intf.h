@@ -35,13 +35,12 @@ enum mechanism {
 	MECH_COHORTS = 0, /* a VM's vCPUs have their turns together */
 	MECH_YIELD = 1, /* directed yields are honoured */
 	MECH_IPI = 2, /* who must answer an IPI runs before who waits for it */
-	MECH_RANK = 3, /* KVM's candidate gives way to a better one */
-	MECH_RELAXED = 4, /* a sibling is found where KVM finds none */
-	MECH_SHORT_TURNS = 5, /* turns are shorter where many wait */
-	MECH_PACKING = 6, /* a narrow VM before a wide one that has no room */
-	MECH_WAKE = 7, /* a CPU is lent to who wakes in a VM */
-	MECH_HALTED = 8, /* CPUs whose vCPUs halt on them are others' */
-	NR_MECH = 9,
+	MECH_RELAXED = 3, /* a sibling is found where KVM finds none */
+	MECH_SHORT_TURNS = 4, /* turns are shorter where many wait */
+	MECH_PACKING = 5, /* a narrow VM before a wide one that has no room */
+	MECH_WAKE = 6, /* a CPU is lent to who wakes in a VM */
+	MECH_HALTED = 7, /* CPUs whose vCPUs halt on them are others' */
+	NR_MECH = 8,
 };
 
 /* Whether a VM's vCPUs have their turns together; written by Rust for the VM's

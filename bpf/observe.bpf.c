@@ -215,7 +215,7 @@ static void add_spin_time(struct observed *o, u64 now)
 			SPIN_SAMPLE * (now - o->spins_since_ns);
 }
 
-static void on_spin(struct task_struct *p, bool in_kernel)
+static void on_spin(struct task_struct *p)
 {
 	struct observed *o = lookup(p);
 

@@ -15,7 +15,7 @@
 static void on_ipi(struct task_struct *p, struct kvm_vcpu___kvm *receiver,
 		   u32 vector);
 /* The running @p leaves the guest as it spins, @in_kernel mode of the guest. */
-static void on_spin(struct task_struct *p, bool in_kernel);
+static void on_spin(struct task_struct *p);
 /* KVM has looked for somebody to run in the place of the spinning @p. */
 static void on_spin_end(struct task_struct *p);
 
@@ -59,9 +59,9 @@ int BPF_PROG(pv_ipi_sent, struct kvm___kvm *kvm, u64 low, u64 high, u32 first,
 /* ---- spin exits ---- */
 
 SEC("?fentry/kvm_vcpu_on_spin")
-int BPF_PROG(spin_exit_begins, void *vcpu, bool in_kernel)
+int BPF_PROG(spin_exit_begins)
 {
-	on_spin(bpf_get_current_task_btf(), in_kernel);
+	on_spin(bpf_get_current_task_btf());
 	return 0;
 }
 

@@ -154,7 +154,7 @@ static void forget_unseen_ipis(struct task_ctx *tc)
 	tc->signals.maybe_open = 0;
 }
 
-static void on_spin(struct task_struct *p, bool in_kernel)
+static void on_spin(struct task_struct *p)
 {
 	struct task_ctx *tc = lookup_task_may_fail(p);
 	struct group *g;
@@ -162,7 +162,6 @@ static void on_spin(struct task_struct *p, bool in_kernel)
 	if (!tc)
 		return;
 	tc->yielded = 0;
-	tc->spins_in_kernel = in_kernel;
 	g = lookup_group(tc->group);
 	if (g)
 		count(&g->info.stats.spin_exits);

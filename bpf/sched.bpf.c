@@ -26,7 +26,7 @@
 #include "policy/ipi.h"
 #include "policy/plan.h"
 #include "policy/rest.h"
-#include "policy/target.h"
+#include "policy/yield.h"
 #include "policy/wake.h"
 #include "kvm.bpf.h"
 #include "apic.bpf.h"
@@ -464,7 +464,6 @@ bool BPF_STRUCT_OPS(cohort_yield, struct task_struct *from,
 	struct task_ctx *giver = lookup_task_may_fail(from), *taker;
 	struct cpu_state *c = lookup_cpu(cpu);
 	struct choice choice = {};
-	u32 mechanism = MECH_YIELD;
 	struct group *g;
 
 	if (!giver || !c)
@@ -485,11 +484,9 @@ bool BPF_STRUCT_OPS(cohort_yield, struct task_struct *from,
 		count_miss(g, verdict);
 		return false;
 	}
-	if (choice.pid != to->pid) {
+	if (choice.pid != to->pid)
 		count(&g->info.stats.yields_better);
-		mechanism = MECH_RANK;
-	}
-	hand_turn_on(c, g, &choice, mechanism);
+	hand_turn_on(c, g, &choice);
 	giver->yielded = 1;
 	scx_bpf_task_set_slice(from, 0);
 	return true;

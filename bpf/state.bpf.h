@@ -305,7 +305,6 @@ struct task_ctx {
 	u64 charged_ns; /* of its CPU time, as the kernel counts that */
 	u64 charged_at_ns; /* when that was, while it runs */
 	u64 run_at_ns; /* when it started running */
-	u32 spins_in_kernel; /* its last spin exit was in guest kernel mode */
 	u64 handed_at_ns; /* when it woke a sibling by an IPI, since it runs; 0: it did not */
 	u64 halts_after_ns; /* how long after that it halts, as a rule: see
 			       wake_halts_after() */

@@ -1,23 +1,23 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * Which sibling runs in the place of a vCPU that spins. A turn is the VM's: handing it
- * on to a sibling costs nobody else anything. Not here: how the reasons are ranked
- * (policy/target.h), how interrupts are seen (observe.bpf.h), what a CPU does with the
+ * on to a sibling costs nobody else anything. Not here: which offers of KVM are taken
+ * (policy/yield.h), how interrupts are seen (observe.bpf.h), what a CPU does with the
  * choice (hint.bpf.h).
  */
 #ifndef COHORT_YIELD_BPF_H
 #define COHORT_YIELD_BPF_H
 
 enum {
-	MAX_RANKED = 16, /* waiting siblings that are compared */
+	MAX_SEEN = 16, /* waiting siblings that are looked at */
 	YIELD_SLICES = 8, /* how long a yield is owed */
 };
 
-/* The best sibling found so far. */
+/* The sibling that is to run. */
 struct choice {
 	s32 pid; /* 0: none */
 	u32 queue; /* in which it waits */
-	u32 rank; /* enum target_rank */
+	u32 mechanism; /* that found it */
 };
 
 /* ---- choosing ---- */
@@ -26,7 +26,6 @@ struct choice {
  * @pid; @cpu must be one that it may use. */
 __noinline int follow_chain(s32 pid, s32 cpu, struct choice *choice)
 {
-	const struct target_facts facts = { .receiver = true };
 	struct task_ctx *tc = lookup_thread_may_fail(pid);
 	u64 now = bpf_ktime_get_ns();
 	u32 i;
@@ -61,7 +60,7 @@ __noinline int follow_chain(s32 pid, s32 cpu, struct choice *choice)
 		if (step == IPI_TAKE && allowed) {
 			choice->pid = to;
 			choice->queue = next_tc->queue;
-			choice->rank = target_rank(&facts);
+			choice->mechanism = MECH_IPI;
 		}
 		if (step != IPI_FOLLOW)
 			break;
@@ -72,25 +71,9 @@ __noinline int follow_chain(s32 pid, s32 cpu, struct choice *choice)
 	return 0;
 }
 
-/* Why the ready @tc, of struct kvm_vcpu @vcpu (0: none), should run. */
-__noinline int rank_of_ready(struct task_ctx *tc, u64 vcpu, bool from_kernel,
-			     bool offered, u64 now)
+/* The first of the siblings that wait in queue @queue and may use @cpu. */
+__noinline int find_waiting(u32 queue, s32 cpu, struct choice *choice)
 {
-	struct target_facts facts = { .offered = offered };
-
-	if (!tc)
-		return TARGET_NONE;
-	facts.interrupt = has_open_ipi(&tc->signals, now, IPI_WINDOW_NS) ||
-			  has_pending_interrupt((void *)vcpu);
-	facts.kernel = from_kernel && was_in_guest_kernel((void *)vcpu);
-	return target_rank(&facts);
-}
-
-/* The best of the siblings that wait in queue @queue. */
-__noinline int rank_siblings(u32 queue, s32 cpu, s32 offered_pid,
-			     bool from_kernel, struct choice *choice)
-{
-	u64 now = bpf_ktime_get_ns();
 	struct task_struct *p;
 	u32 seen = unknown_zero;
 
@@ -99,39 +82,18 @@ __noinline int rank_siblings(u32 queue, s32 cpu, s32 offered_pid,
 	bpf_rcu_read_lock();
 	bpf_for_each(scx_dsq, p, queue, 0) {
 		struct task_ctx *tc = lookup_task_may_fail(p);
-		bool offered = p->pid == offered_pid;
-		u32 rank;
 
-		if (++seen > MAX_RANKED)
+		if (++seen > MAX_SEEN)
 			break;
 		if (!tc || !tc->is_vcpu ||
 		    !bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
 			continue;
-		rank = rank_of_ready(tc, (u64)vcpu_of(p), from_kernel, offered,
-				     now);
-		if (target_replaces(rank, offered, choice->rank)) {
-			choice->pid = p->pid;
-			choice->queue = queue;
-			choice->rank = rank;
-		}
+		choice->pid = p->pid;
+		choice->queue = queue;
+		break;
 	}
 	bpf_rcu_read_unlock();
 	return 0;
-}
-
-/* Who should run in the place of @giver, thread @pid, on @cpu: @choice holds
- * KVM's candidate, or nobody, and is changed if somebody has a better reason.
- * Siblings are compared only if @ranked. */
-static void choose_sibling(struct task_ctx *giver, s32 pid, s32 cpu,
-			   bool ranked, struct choice *choice)
-{
-	s32 offered_pid = choice->pid;
-
-	if (is_on(MECH_IPI))
-		follow_chain(pid, cpu, choice);
-	if (ranked && choice->rank != TARGET_RECEIVER)
-		rank_siblings(giver->entity, cpu, offered_pid,
-			      giver->spins_in_kernel, choice);
 }
 
 /* Are CPUs about to run those siblings of the running @tc that wait, as a turn of
@@ -167,23 +129,22 @@ static s32 answer_offer(struct task_struct *from, struct task_ctx *giver,
 	if (verdict == YIELD_ACCEPT) {
 		choice->pid = to->pid;
 		choice->queue = taker->queue;
-		choice->rank = TARGET_OFFERED;
+		choice->mechanism = MECH_YIELD;
 	}
-	if (is_vm(g) && !offer.throttled && !begins)
-		choose_sibling(giver, from->pid, cpu, is_on(MECH_RANK), choice);
+	if (is_vm(g) && !offer.throttled && !begins && is_on(MECH_IPI))
+		follow_chain(from->pid, cpu, choice);
 	return choice->pid ? YIELD_ACCEPT : verdict;
 }
 
-/* The vCPU @choice comes in the place of one of @g on @c, by @mechanism. */
+/* The vCPU @choice comes in the place of one of @g on @c. */
 static void hand_turn_on(struct cpu_state *c, struct group *g,
-			 const struct choice *choice, u32 mechanism)
+			 const struct choice *choice)
 {
 	const struct hint hint = {
 		.pid = choice->pid,
 		.queue = choice->queue,
 		.reason = HINT_YIELD,
-		.mechanism =
-			choice->rank == TARGET_RECEIVER ? MECH_IPI : mechanism,
+		.mechanism = choice->mechanism,
 		.until_ns = bpf_ktime_get_ns() + YIELD_SLICES * slice_ns,
 	};
 
@@ -204,15 +165,18 @@ static bool sibling_waits(const struct task_ctx *tc)
 static bool gives_way(struct cpu_state *c, s32 cpu, struct task_ctx *tc,
 		      s32 pid)
 {
-	struct choice choice = {};
+	struct choice choice = { .mechanism = MECH_RELAXED };
 	struct group *g = lookup_group(tc->group);
 
 	if (!g || !is_vm(g) || turn_begins(tc, bpf_ktime_get_ns()))
 		return false;
-	choose_sibling(tc, pid, cpu, true, &choice);
+	if (is_on(MECH_IPI))
+		follow_chain(pid, cpu, &choice);
+	if (!choice.pid)
+		find_waiting(tc->entity, cpu, &choice);
 	if (!choice.pid)
 		return false;
-	hand_turn_on(c, g, &choice, MECH_RELAXED);
+	hand_turn_on(c, g, &choice);
 	return true;
 }
 

@@ -523,12 +523,7 @@ impl Variant {
             variants.push(Self::without("co-scheduling", &[Mechanism::Cohorts]));
             variants.push(Self::without(
                 "yields",
-                &[
-                    Mechanism::Yield,
-                    Mechanism::Ipi,
-                    Mechanism::Rank,
-                    Mechanism::Relaxed,
-                ],
+                &[Mechanism::Yield, Mechanism::Ipi, Mechanism::Relaxed],
             ));
         }
         if each_mechanism {
@@ -733,9 +728,9 @@ mod tests {
         let mut cell = example();
         let usual = Variant::all(&cell, false);
         assert_eq!(usual.len(), 3);
-        assert!(on(&usual[0], Mechanism::Cohorts) && on(&usual[0], Mechanism::Rank));
+        assert!(on(&usual[0], Mechanism::Cohorts) && on(&usual[0], Mechanism::Relaxed));
         assert!(!on(&usual[1], Mechanism::Cohorts) && on(&usual[1], Mechanism::Yield));
-        assert!(!on(&usual[2], Mechanism::Rank) && on(&usual[2], Mechanism::Cohorts));
+        assert!(!on(&usual[2], Mechanism::Relaxed) && on(&usual[2], Mechanism::Cohorts));
         let all = Variant::all(&cell, true);
         assert_eq!(all.len(), 3 + Mechanism::value_variants().len());
         let named = |name: &str| all.iter().find(|variant| variant.name == name).unwrap();

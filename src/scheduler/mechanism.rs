@@ -21,8 +21,6 @@ pub enum Mechanism {
     Yield,
     /// A vCPU that must answer an IPI runs before the one that waits for the answer
     Ipi,
-    /// KVM's candidate gives way to a sibling with an interrupt pending, or preempted in guest kernel mode
-    Rank,
     /// A sibling is found where KVM finds none
     Relaxed,
     /// Turns are shorter than a slice where many wait
@@ -42,7 +40,6 @@ impl Mechanism {
             Self::Cohorts => intf::mechanism_MECH_COHORTS,
             Self::Yield => intf::mechanism_MECH_YIELD,
             Self::Ipi => intf::mechanism_MECH_IPI,
-            Self::Rank => intf::mechanism_MECH_RANK,
             Self::Relaxed => intf::mechanism_MECH_RELAXED,
             Self::ShortTurns => intf::mechanism_MECH_SHORT_TURNS,
             Self::Packing => intf::mechanism_MECH_PACKING,
@@ -202,7 +199,7 @@ mod tests {
     fn one_that_is_switched_leaves_the_others_as_they_are() {
         let switch = |text: &str| text.parse::<Switch>().expect("it is well-formed");
         let without = Mechanisms::all_but(&[Mechanism::Ipi]);
-        assert!(!without.contains(Mechanism::Ipi) && without.contains(Mechanism::Rank));
+        assert!(!without.contains(Mechanism::Ipi) && without.contains(Mechanism::Relaxed));
         let all = Mechanisms::all_but(&[]);
         assert_eq!(all.switched(switch("ipi=off")), without);
         assert_eq!(without.switched(switch("ipi=off")), without);

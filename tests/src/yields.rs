@@ -138,7 +138,7 @@ fn counts_start_at_zero() -> Result<()> {
 }
 
 fn switches() -> Result<()> {
-    const GIVERS: [&str; 3] = ["yield", "ipi", "rank"];
+    const GIVERS: [&str; 2] = ["yield", "ipi"];
     let to = |state: &str| GIVERS.map(|name| format!("{name}={state}"));
     let guests = [
         Guest::start(&spinner("spin0"))?,

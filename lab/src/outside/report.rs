@@ -42,7 +42,7 @@ cells are those of `lab/matrix.toml`, and in the last two chapters those of `lab
   decides in which order the VMs begin, and when each CPU takes them up, within 8 ms. Each scheduler has a window from each seed.
 
 Figures are the median over the seeds; in parentheses the worst and the best of them. Schedulers are the stock one, Cohort, Cohort
-without co-scheduling (`cohorts` off), and Cohort without yields (`yield`, `ipi`, `rank` and `relaxed` off). Work of the host
+without co-scheduling (`cohorts` off), and Cohort without yields (`yield`, `ipi` and `relaxed` off). Work of the host
 beside VMs is counted as a VM is.
 ";
 
