@@ -338,25 +338,49 @@ static bool waits_for_cpu(const struct task_ctx *tc)
 	return queue && !(queue & PARKED_QUEUE);
 }
 
-/* A task is about to wait in @queue, before which nobody may look for it. */
-static void begins_to_wait(struct task_ctx *tc, u32 queue, struct domain *d)
+/* One more counts in @nr, of a CPU: its @bit is in @cpus while any does. */
+static void count_in(s32 *nr, u64 *cpus, u64 bit)
 {
+	if (!__sync_fetch_and_add(nr, 1))
+		__sync_fetch_and_or(cpus, bit);
+}
+
+/* One less. */
+static void count_out(s32 *nr, u64 *cpus, u64 bit)
+{
+	if (__sync_fetch_and_sub(nr, 1) != 1)
+		return;
+	__sync_fetch_and_and(cpus, ~bit);
+	if (*nr > 0)
+		__sync_fetch_and_or(cpus, bit);
+}
+
+/* A task is about to wait in @queue, of @d, before which nobody may look for it. It is on
+ * @cpu. */
+static void begins_to_wait(struct task_ctx *tc, u32 queue, struct domain *d,
+			   s32 cpu)
+{
+	struct domain *here = lookup_domain(domain_of(cpu));
+	struct cpu_state *c = lookup_cpu(cpu);
+
+	tc->waits_at = cpu;
+	if (here && c)
+		count_in(&c->nr_waiting, &here->attended, bit_of(cpu));
 	tc->queue = queue;
 	if (!(queue & BOUND_QUEUE))
 		d->waited_last = queue;
 	__sync_fetch_and_add(&d->nr_waiting, 1);
 }
 
-/* One task less waits for @cpu only. */
-static void unbind(u32 cpu, struct domain *d)
+/* @tc waits no more where it was. */
+static void leave_place(const struct task_ctx *tc)
 {
+	u32 cpu = tc->waits_at;
+	struct domain *here = lookup_domain(domain_of(cpu));
 	struct cpu_state *c = lookup_cpu(cpu);
 
-	if (!c || __sync_fetch_and_sub(&c->nr_bound, 1) != 1)
-		return;
-	__sync_fetch_and_and(&d->bound, ~bit_of(cpu));
-	if (c->nr_bound > 0)
-		__sync_fetch_and_or(&d->bound, bit_of(cpu));
+	if (here && c)
+		count_out(&c->nr_waiting, &here->attended, bit_of(cpu));
 }
 
 /* @tc waits in @queue no more. */
@@ -377,10 +401,12 @@ static void leave_queue(struct task_ctx *tc, u32 queue)
 		return;
 	}
 	if (queue & BOUND_QUEUE) {
+		struct cpu_state *c = lookup_cpu(number);
+
 		d = lookup_domain(domain_of(number));
-		if (!d)
+		if (!d || !c)
 			return;
-		unbind(number, d);
+		count_out(&c->nr_bound, &d->bound, bit_of(number));
 	} else {
 		e = lookup_entity(queue);
 		if (!e)
@@ -391,6 +417,7 @@ static void leave_queue(struct task_ctx *tc, u32 queue)
 			return;
 	}
 	__sync_fetch_and_sub(&d->nr_waiting, 1);
+	leave_place(tc);
 }
 
 /* The task waits no more: it runs, sleeps, or moves to another queue. */

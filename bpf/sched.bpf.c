@@ -105,6 +105,22 @@ static s32 lacking_cpu_for(struct task_struct *p, const struct task_ctx *tc,
 	return bpf_cpumask_test_cpu(cpu, p->cpus_ptr) ? cpu : -1;
 }
 
+/* @cpu; or, if a task waits there, one of the domain where none does, for the vCPU @p. */
+static s32 unattended(struct task_struct *p, const struct task_ctx *tc, s32 cpu)
+{
+	struct domain *d = lookup_domain(domain_of(cpu));
+	u64 free;
+	s32 other;
+
+	if (!d || !(d->attended & bit_of(cpu)))
+		return cpu;
+	free = d->cpus & ~d->attended;
+	if (!free)
+		return cpu;
+	other = cpu_with(d, next_cpu(free, bit_of(cpu)));
+	return bpf_cpumask_test_cpu(other, p->cpus_ptr) ? other : cpu;
+}
+
 /*
  * Where the vCPU @p, for which no CPU is idle, is to wait. All CPUs of its domain may
  * take it, but one that takes it from another one has more to do: so where it is called
@@ -125,9 +141,9 @@ static s32 waiting_place(struct task_struct *p, struct task_ctx *tc,
 	if (!c || !waker || waker->group != tc->group ||
 	    domain_of(here) != domain_of(prev_cpu) ||
 	    !bpf_cpumask_test_cpu(here, p->cpus_ptr))
-		return prev_cpu;
+		return unattended(p, tc, prev_cpu);
 	hand_over(p, tc, waker, c);
-	return here;
+	return unattended(p, tc, here);
 }
 
 /* The idle CPU that suits @p, which wakes; negative: there is none. */

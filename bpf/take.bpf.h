@@ -239,6 +239,12 @@ static bool take_only(const struct domain *d)
 	return nr_in(id) == 1 && scx_bpf_dsq_move_to_local(id, 0);
 }
 
+/* Does a task wait at @cpu? Only those of its own domain, @d, say so. */
+static bool somebody_waits_at(const struct domain *d, u32 domain_id, s32 cpu)
+{
+	return domain_of(cpu) == domain_id && d->attended & bit_of(cpu);
+}
+
 /* Run whoever comes next in domain @domain_id and may run on @cpu. */
 __noinline bool take_next(u32 domain_id, s32 cpu, u64 now)
 {
@@ -250,7 +256,8 @@ __noinline bool take_next(u32 domain_id, s32 cpu, u64 now)
 		return true;
 	/* One that is here already first, whoever comes next: sleeping-barrier-3x8 does
 	 * 0.5 % more so. */
-	return take_entry(domain_id, cpu, true) ||
+	return (somebody_waits_at(d, domain_id, cpu) &&
+		take_entry(domain_id, cpu, true)) ||
 	       take_entry(domain_id, cpu, false) ||
 	       take_listed(domain_id, cpu, now) || take_unbound(d, cpu);
 }

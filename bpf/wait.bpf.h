@@ -102,7 +102,7 @@ static bool wait_together(struct task_struct *p, struct task_ctx *tc,
 	set_apart(tc, g, false);
 	note_near(e, scx_bpf_task_cpu(p));
 	tc->bound_cost = 0;
-	begins_to_wait(tc, id, d);
+	begins_to_wait(tc, id, d, scx_bpf_task_cpu(p));
 	to->queue = id;
 	to->key = task_key(tc, g);
 	return true;
@@ -135,9 +135,8 @@ static bool wait_bound(struct task_ctx *tc, s32 cpu, struct place *to)
 	tc->bound_cost = 0;
 	to->queue = BOUND_QUEUE | cpu;
 	to->key = tc->bound_vtime;
-	begins_to_wait(tc, to->queue, d);
-	if (!__sync_fetch_and_add(&c->nr_bound, 1))
-		__sync_fetch_and_or(&d->bound, bit_of(cpu));
+	begins_to_wait(tc, to->queue, d, cpu);
+	count_in(&c->nr_bound, &d->bound, bit_of(cpu));
 	return true;
 }
 

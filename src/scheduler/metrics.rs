@@ -127,7 +127,9 @@ pub struct VmStats {
     pub limited_pct: f64,
     #[stat(desc = "directed yields that KVM offered")]
     pub yields_offered: u64,
-    #[stat(desc = "yields for which a sibling was ready: KVM's candidate, or one that must answer an IPI")]
+    #[stat(
+        desc = "yields for which a sibling was ready: KVM's candidate, or one that must answer an IPI"
+    )]
     pub yields_ready: u64,
     #[stat(desc = "of these: the target ran next")]
     pub yields_served: u64,
