@@ -169,9 +169,12 @@ __noinline u32 add_entity(u32 domain_id, u32 n, u32 id, u64 now)
 		put_entity(id, e, g->vtime);
 		return n;
 	}
+	e->mean_running = plan_average(e->mean_running, cpus_in(e->running));
+	e->mean_sleeps = plan_average(
+		e->mean_sleeps, __sync_lock_test_and_set(&e->nr_sleeps, 0));
 	if (is_vm(g)) {
 		/* The whole VM's, as its tasks come to a domain one by one. */
-		g->mean_width = plan_mean_width(g->mean_width, nr_together(g));
+		g->mean_width = plan_average(g->mean_width, nr_together(g));
 		entry.width = plan_width(entry.width, g->mean_width);
 	}
 	vtime = group_vtime(g, now);
@@ -234,16 +237,20 @@ static u64 give_cpus(struct domain *d, struct entity *e, u32 id, u64 free,
 	return given;
 }
 
-/* Do tasks of @g have their turns together? If not, they get CPUs one by one. */
-static bool is_cohort(const struct group *g)
+/* Do tasks of @e, of @g, have their turns in @d together? If not, they get CPUs one by
+ * one. */
+static bool is_cohort(const struct entity *e, const struct group *g,
+		      const struct domain *d)
 {
-	return is_on(MECH_COHORTS) && g->info.cohort_rule != COHORT_NEVER;
+	return is_on(MECH_COHORTS) && g->info.cohort_rule != COHORT_NEVER &&
+	       !plan_sleeps_often(e->mean_sleeps, e->mean_running,
+				  d->halvings & 7);
 }
 
 /* @e, of @g, is about to have CPUs in a new turn of @d: how was its last one? */
 static void count_turn(const struct entity *e, struct group *g, u32 width)
 {
-	if (width < 2 || !is_vm(g) || !is_cohort(g))
+	if (width < 2 || !is_vm(g))
 		return;
 	count(&g->info.stats.turns);
 	if (e->missed)
@@ -270,6 +277,7 @@ __noinline u64 serve_entry(u32 domain_id, u32 i, u64 free, bool first_pass)
 	struct entity *e;
 	struct group *g;
 	u64 own, given;
+	bool together;
 	u32 wanted;
 
 	if (!d)
@@ -295,13 +303,14 @@ __noinline u64 serve_entry(u32 domain_id, u32 i, u64 free, bool first_pass)
 	own = patient_cpus(e, d, g, own, entry->width);
 	if (!own)
 		return free;
-	wanted = is_cohort(g) ? entry->width : 1;
+	together = is_cohort(e, g, d);
+	wanted = together ? entry->width : 1;
 	if (first_pass && is_on(MECH_PACKING) && e->patient != d->turn &&
 	    plan_leaves_out(cpus_in(own), wanted, i == 0)) {
 		leave_out(d, entry->key);
 		return free;
 	}
-	if (e->turn != d->turn)
+	if (together && e->turn != d->turn)
 		count_turn(e, g, entry->width);
 	given = give_cpus(d, e, entry->entity, own, wanted);
 	entry->width -= cpus_in(given);

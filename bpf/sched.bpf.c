@@ -727,6 +727,15 @@ static void leave_cpu(struct task_struct *p, struct task_ctx *tc,
 	c->bound = 0;
 }
 
+/* The vCPU on @c goes to sleep. */
+static void count_sleep(const struct cpu_state *c)
+{
+	struct entity *e = c->entity ? lookup_entity(c->entity) : NULL;
+
+	if (e)
+		__sync_fetch_and_add(&e->nr_sleeps, 1);
+}
+
 /* @tc stops, as it sleeps or although it is @runnable: how long after it woke a sibling
  * is that? */
 static void note_hand_over(struct task_ctx *tc, bool runnable, u64 now)
@@ -755,6 +764,8 @@ void BPF_STRUCT_OPS(cohort_stopping, struct task_struct *p, bool runnable)
 		__sync_fetch_and_sub(&g->nr_apart_running, 1);
 	else if (g)
 		__sync_fetch_and_sub(&g->running, fair_runs(tc->charged_at_ns));
+	if (!runnable && tc->is_vcpu)
+		count_sleep(c);
 	leave_cpu(p, tc, c, d, cpu, now);
 	note_hand_over(tc, runnable, now);
 	tc->run_at_ns = 0;

@@ -65,7 +65,7 @@ fn who_wants_more_cpus_than_there_are_has_a_turn_when_it_stands_first() {
 fn planned(wanted: impl IntoIterator<Item = u32>) -> Vec<u32> {
     let mut mean = 0;
     let plan = |width| unsafe {
-        mean = plan_mean_width(mean, width);
+        mean = plan_average(mean, width);
         plan_width(width, mean)
     };
     wanted.into_iter().map(plan).collect()
@@ -85,6 +85,21 @@ fn who_wants_more_from_now_on_has_it_soon() {
         planned[20 + WIDTH_TURNS as usize..],
         [2; 20 - WIDTH_TURNS as usize]
     );
+}
+
+fn sleeps_often(sleeps: u32, running: u32, halvings: u32) -> bool {
+    let mean = |count| unsafe { plan_average(0, count) };
+    unsafe { plan_sleeps_often(mean(sleeps), mean(running), halvings) }
+}
+
+#[test]
+fn vcpus_that_sleep_often_need_not_run_together() {
+    // Two vCPUs work for 100 us and meet asleep: the last one does not sleep. 20 times per slice of 2 ms.
+    assert!(sleeps_often(20, 2, 0) && sleeps_often(10, 2, 1));
+    // They do so each millisecond.
+    assert!(!sleeps_often(2, 2, 0) && !sleeps_often(1, 2, 1));
+    // They never sleep, or nothing is known of them.
+    assert!(!sleeps_often(0, 2, 0) && !sleeps_often(0, 0, 0));
 }
 
 proptest! {
