@@ -223,6 +223,8 @@ __noinline u32 find_entity(u32 group_id, u32 domain_id)
 	e->patient = 0;
 	e->near = 0;
 	e->called = 0;
+	e->mean_sleeps = 0;
+	e->mean_running = 0;
 	e->missed = 0;
 	e->served_ns = 0;
 	__sync_fetch_and_add(&g->nr_entities, 1);

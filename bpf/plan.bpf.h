@@ -148,6 +148,20 @@ __noinline u32 add_bound(u32 domain_id, u32 n, u32 cpu, u64 now)
 	return add_entry(d, domain_id, n, &entry);
 }
 
+/* @e takes part in a plan of @d: how often did its vCPUs sleep in the turn that ends? If
+ * it had no part in that, nothing is known of it. */
+static void average_sleeps(struct entity *e, const struct domain *d)
+{
+	u32 sleeps = __sync_lock_test_and_set(&e->nr_sleeps, 0);
+
+	if (e->part_turn + 1 == d->turn) {
+		e->mean_sleeps = plan_average(e->mean_sleeps, sleeps);
+		e->mean_running =
+			plan_average(e->mean_running, cpus_in(e->running));
+	}
+	e->part_turn = d->turn;
+}
+
 /* Entity @id, which the caller has taken, takes part as number @n, if it has a task; it
  * is at rest else. Returns how many take part then. */
 __noinline u32 add_entity(u32 domain_id, u32 n, u32 id, u64 now)
@@ -169,9 +183,7 @@ __noinline u32 add_entity(u32 domain_id, u32 n, u32 id, u64 now)
 		put_entity(id, e, g->vtime);
 		return n;
 	}
-	e->mean_running = plan_average(e->mean_running, cpus_in(e->running));
-	e->mean_sleeps = plan_average(
-		e->mean_sleeps, __sync_lock_test_and_set(&e->nr_sleeps, 0));
+	average_sleeps(e, d);
 	if (is_vm(g)) {
 		/* The whole VM's, as its tasks come to a domain one by one. */
 		g->mean_width = plan_average(g->mean_width, nr_together(g));

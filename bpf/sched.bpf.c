@@ -71,18 +71,21 @@ static bool runnable_here(const struct task_struct *p)
  * The vCPU @p, with @tc, is woken by a sibling, @waker, which runs on @c, of this CPU.
  * If that is by an IPI, and the sibling halts at once after its IPIs, as a rule, @p is
  * to run here as soon as it does: so it is with who answers a request and waits for the
- * next one. It takes no CPU from anybody, and nothing has to be looked for.
+ * next one. It takes no CPU from anybody, and nothing has to be looked for. False: it is
+ * to wait as others do.
  */
-static void hand_over(struct task_struct *p, const struct task_ctx *tc,
+static bool hand_over(struct task_struct *p, const struct task_ctx *tc,
 		      struct task_ctx *waker, const struct cpu_state *c)
 {
 	if (waker->signals.ipi_to != p->pid || is_throttled(tc->cgroup_group))
-		return;
+		return false;
 	waker->handed_at_ns = bpf_ktime_get_ns();
-	if (wake_hands_over(waker->halts_after_ns) && !c->lent_pid &&
-	    (!c->slot || c->slot == c->entity) &&
-	    !scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL))
-		scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, 0);
+	if (!wake_hands_over(waker->halts_after_ns) || c->lent_pid ||
+	    (c->slot && c->slot != c->entity) ||
+	    scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL))
+		return false;
+	scx_bpf_dsq_insert(p, SCX_DSQ_LOCAL, slice_ns, 0);
+	return true;
 }
 
 /* A CPU that the VM of the vCPU @p, with @tc, has in this turn, and on which none of it
@@ -105,8 +108,9 @@ static s32 lacking_cpu_for(struct task_struct *p, const struct task_ctx *tc,
 	return bpf_cpumask_test_cpu(cpu, p->cpus_ptr) ? cpu : -1;
 }
 
-/* @cpu; or, if a task waits there, one of the domain where none does, for the vCPU @p. */
-static s32 unattended(struct task_struct *p, const struct task_ctx *tc, s32 cpu)
+/* @cpu; or, if a task waits there, the next one of its domain where none does, if the
+ * vCPU @p may use that. KVM does not poll there either then. */
+static s32 unattended(struct task_struct *p, s32 cpu)
 {
 	struct domain *d = lookup_domain(domain_of(cpu));
 	u64 free;
@@ -141,9 +145,8 @@ static s32 waiting_place(struct task_struct *p, struct task_ctx *tc,
 	if (!c || !waker || waker->group != tc->group ||
 	    domain_of(here) != domain_of(prev_cpu) ||
 	    !bpf_cpumask_test_cpu(here, p->cpus_ptr))
-		return unattended(p, tc, prev_cpu);
-	hand_over(p, tc, waker, c);
-	return unattended(p, tc, here);
+		return unattended(p, prev_cpu);
+	return hand_over(p, tc, waker, c) ? here : unattended(p, here);
 }
 
 /* The idle CPU that suits @p, which wakes; negative: there is none. */

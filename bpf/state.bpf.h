@@ -104,9 +104,10 @@ struct entity {
 	u64 called; /* of @planned, CPUs told that a task waits for them; atomic */
 	u64 missed; /* of @planned, CPUs that have not run a task of it yet; atomic */
 	u64 served_ns; /* when it had its last turn, or began to want one */
-	u32 nr_sleeps; /* of its vCPUs since the last plan; atomic */
-	u32 mean_sleeps; /* and at the mean of plans, as plan_average() has it, */
-	u32 mean_running; /* likewise the CPUs that run one; by plans */
+	u32 nr_sleeps; /* of its vCPUs since it took part in a plan; atomic */
+	u64 part_turn; /* which was this turn's; by plans, as are */
+	u32 mean_sleeps; /* the means over turns of that number */
+	u32 mean_running; /* and of the CPUs that run one: see plan_average() */
 	struct entity_node __kptr *node;
 } __attribute__((aligned(CACHE_LINE)));
 
