@@ -223,10 +223,10 @@ __noinline u32 find_entity(u32 group_id, u32 domain_id)
 	e->patient = 0;
 	e->near = 0;
 	e->called = 0;
-	e->mean_sleeps = 0;
-	e->mean_running = 0;
 	e->missed = 0;
 	e->served_ns = 0;
+	e->mean_sleeps = 0;
+	e->mean_running = 0;
 	__sync_fetch_and_add(&g->nr_entities, 1);
 	__sync_lock_test_and_set(&e->state, ENTITY_IDLE);
 	if (!bpf_map_update_elem(&entity_of, &key, &id, BPF_NOEXIST))

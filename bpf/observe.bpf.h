@@ -14,7 +14,7 @@
 /* The running @p sends an IPI of @vector to its sibling @receiver. */
 static void on_ipi(struct task_struct *p, struct kvm_vcpu___kvm *receiver,
 		   u32 vector);
-/* The running @p leaves the guest as it spins, @in_kernel mode of the guest. */
+/* The running @p leaves the guest as it spins. */
 static void on_spin(struct task_struct *p);
 /* KVM has looked for somebody to run in the place of the spinning @p. */
 static void on_spin_end(struct task_struct *p);

@@ -183,8 +183,8 @@ __noinline u32 add_entity(u32 domain_id, u32 n, u32 id, u64 now)
 		put_entity(id, e, g->vtime);
 		return n;
 	}
-	average_sleeps(e, d);
 	if (is_vm(g)) {
+		average_sleeps(e, d);
 		/* The whole VM's, as its tasks come to a domain one by one. */
 		g->mean_width = plan_average(g->mean_width, nr_together(g));
 		entry.width = plan_width(entry.width, g->mean_width);

@@ -26,8 +26,8 @@
 #include "policy/ipi.h"
 #include "policy/plan.h"
 #include "policy/rest.h"
-#include "policy/yield.h"
 #include "policy/wake.h"
+#include "policy/yield.h"
 #include "kvm.bpf.h"
 #include "apic.bpf.h"
 #include "halt.bpf.h"
@@ -108,20 +108,23 @@ static s32 lacking_cpu_for(struct task_struct *p, const struct task_ctx *tc,
 	return bpf_cpumask_test_cpu(cpu, p->cpus_ptr) ? cpu : -1;
 }
 
+/* @cpu; or, if that is one of @avoided, the next CPU of @d that is not, of @cpus. */
+static s32 cpu_outside(const struct domain *d, s32 cpu, u64 avoided, u64 cpus)
+{
+	u64 own = bit_of(cpu), others = cpus & d->cpus & ~avoided;
+
+	if (!(avoided & own) || !others)
+		return cpu;
+	return cpu_with(d, next_cpu(others, own));
+}
+
 /* @cpu; or, if a task waits there, the next one of its domain where none does, if the
  * vCPU @p may use that. KVM does not poll there either then. */
 static s32 unattended(struct task_struct *p, s32 cpu)
 {
 	struct domain *d = lookup_domain(domain_of(cpu));
-	u64 free;
-	s32 other;
+	s32 other = d ? cpu_outside(d, cpu, d->attended, d->cpus) : cpu;
 
-	if (!d || !(d->attended & bit_of(cpu)))
-		return cpu;
-	free = d->cpus & ~d->attended;
-	if (!free)
-		return cpu;
-	other = cpu_with(d, next_cpu(free, bit_of(cpu)));
 	return bpf_cpumask_test_cpu(other, p->cpus_ptr) ? other : cpu;
 }
 
@@ -206,17 +209,6 @@ static bool call_cpu(struct entity *e, struct domain *d, u64 here, bool woke,
 	return true;
 }
 
-/* @cpu; or, where a task of @e runs on that, the next one of @d that does not. A vCPU
- * that wakes takes no CPU from a sibling, which may hold a lock. */
-static s32 cpu_without(const struct entity *e, const struct domain *d, s32 cpu)
-{
-	u64 own = bit_of(cpu), others = e->cpus & d->cpus & ~e->running;
-
-	if (!(e->running & own) || !others)
-		return cpu;
-	return cpu_with(d, next_cpu(others, own));
-}
-
 /* @p waits for a CPU; it is on @cpu. */
 static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 			 u64 enq_flags, u64 now)
@@ -262,8 +254,9 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 		resume_loan(tc, p->pid, to.queue, cpu, now);
 		return;
 	}
+	/* A vCPU that wakes takes no CPU from a sibling, which may hold a lock. */
 	if (e && tc->is_vcpu)
-		cpu = cpu_without(e, d, cpu);
+		cpu = cpu_outside(d, cpu, e->running, e->cpus);
 	else if (e && waits_for_rest(e, d, g))
 		cpu = cpu_of_resting(e, d, cpu);
 	if (cpu < 0)

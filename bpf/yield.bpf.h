@@ -23,14 +23,14 @@ struct choice {
 /* ---- choosing ---- */
 
 /* The ready vCPU at the end of the chain of unanswered IPIs that starts at task
- * @pid; @cpu must be one that it may use. */
+ * @pid, if IPIs count; @cpu must be one that it may use. */
 __noinline int follow_chain(s32 pid, s32 cpu, struct choice *choice)
 {
 	struct task_ctx *tc = lookup_thread_may_fail(pid);
 	u64 now = bpf_ktime_get_ns();
 	u32 i;
 
-	if (!choice)
+	if (!choice || !is_on(MECH_IPI))
 		return 0;
 	bpf_rcu_read_lock();
 	bpf_for(i, 0, IPI_CHAIN) {
@@ -90,6 +90,7 @@ __noinline int find_waiting(u32 queue, s32 cpu, struct choice *choice)
 			continue;
 		choice->pid = p->pid;
 		choice->queue = queue;
+		choice->mechanism = MECH_RELAXED;
 		break;
 	}
 	bpf_rcu_read_unlock();
@@ -131,7 +132,7 @@ static s32 answer_offer(struct task_struct *from, struct task_ctx *giver,
 		choice->queue = taker->queue;
 		choice->mechanism = MECH_YIELD;
 	}
-	if (is_vm(g) && !offer.throttled && !begins && is_on(MECH_IPI))
+	if (is_vm(g) && !offer.throttled && !begins)
 		follow_chain(from->pid, cpu, choice);
 	return choice->pid ? YIELD_ACCEPT : verdict;
 }
@@ -165,13 +166,12 @@ static bool sibling_waits(const struct task_ctx *tc)
 static bool gives_way(struct cpu_state *c, s32 cpu, struct task_ctx *tc,
 		      s32 pid)
 {
-	struct choice choice = { .mechanism = MECH_RELAXED };
+	struct choice choice = {};
 	struct group *g = lookup_group(tc->group);
 
 	if (!g || !is_vm(g) || turn_begins(tc, bpf_ktime_get_ns()))
 		return false;
-	if (is_on(MECH_IPI))
-		follow_chain(pid, cpu, &choice);
+	follow_chain(pid, cpu, &choice);
 	if (!choice.pid)
 		find_waiting(tc->entity, cpu, &choice);
 	if (!choice.pid)

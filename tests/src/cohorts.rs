@@ -364,10 +364,7 @@ fn meet_asleep() -> Result<()> {
         Guest::start(&spec)
     };
     let guests = [start("vm1")?, start("vm2")?, start("vm3")?];
-    let cohort = start_cohort()?;
-    let view = watch_settled(1)?;
-    let vms = stats_of(&guests)?;
-    stop_cohort(cohort)?;
+    let (view, vms) = under_cohort(|| Ok((watch_settled(1)?, stats_of(&guests)?)))?;
     let turns: Vec<u64> = vms.iter().map(|vm| vm.turns).collect();
     println!("    turns together {turns:?}");
     ensure!(

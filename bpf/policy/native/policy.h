@@ -7,5 +7,5 @@
 #include "policy/fair.h"
 #include "policy/halt.h"
 #include "policy/ipi.h"
-#include "policy/yield.h"
 #include "policy/wake.h"
+#include "policy/yield.h"
