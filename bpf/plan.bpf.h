@@ -406,6 +406,14 @@ __noinline u32 begin_plan(u32 domain_id, u64 now)
 	return n;
 }
 
+/* Does the plan leave @c to whom it had been given? */
+static bool is_kept(const struct cpu_state *c)
+{
+	if (c->slot == SLOT_BOUND)
+		return c->bound;
+	return c->slot && c->slot == c->entity;
+}
+
 /* Does @c, in whose slot somebody else or nobody is, have to look again? */
 static bool has_to_change(const struct cpu_state *c)
 {
@@ -431,13 +439,17 @@ __noinline int follow_plan(u32 domain_id, u64 now)
 
 	if (!d)
 		return 0;
+	d->nr_kept = 0;
 	bpf_for(i, 0, d->nr_cpus) {
 		u32 cpu = d->cpu[i & (DOMAIN_CPUS - 1)];
 		struct cpu_state *c = lookup_cpu(cpu);
 
-		if (c && has_to_look(c, now))
+		if (!c)
+			break;
+		d->nr_kept += is_kept(c);
+		if (has_to_look(c, now))
 			look_at_resting(c, cpu);
-		else if (c && has_to_change(c))
+		else if (has_to_change(c))
 			resched(c, cpu, now);
 	}
 	return 0;
@@ -505,9 +517,8 @@ __noinline int end_plan(u32 domain_id, u32 n, u64 now)
 /* How long turns of @d are: shorter where many wait. */
 static void set_turn_length(struct domain *d)
 {
-	u64 rounds = d->nr_waiting > 0 && d->cpus
-			     ? (u64)d->nr_waiting * ROUND_ONE / cpus_in(d->cpus)
-			     : 0;
+	u64 rounds = turn_rounds(d->nr_waiting > 0 ? d->nr_waiting : 0,
+				 cpus_in(d->cpus), d->nr_kept);
 	u32 before = d->halvings;
 
 	d->halvings = is_on(MECH_SHORT_TURNS)
@@ -696,6 +707,7 @@ static void drop_plan(u32 domain_id, u64 now)
 	d->turn++;
 	d->nr_entries = 0;
 	d->halvings = 0;
+	d->nr_kept = 0;
 	begin_plan(domain_id, now);
 }
 

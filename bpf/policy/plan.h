@@ -132,6 +132,19 @@ static inline u64 plan_order(u64 vtime, u64 present, u64 waited_ns,
 }
 
 /*
+ * How many turns of others (times ROUND_ONE) each of @waiting tasks waits for, on @cpus
+ * CPUs. Who is to have @kept of these CPUs already had them in the last turn: they do
+ * not pass them on, so the others come to those that are left. If all were kept,
+ * nothing is known.
+ */
+static inline u64 turn_rounds(u32 waiting, u32 cpus, u32 kept)
+{
+	u32 passed_on = kept < cpus ? cpus - kept : cpus;
+
+	return passed_on ? (u64)waiting * ROUND_ONE / passed_on : 0;
+}
+
+/*
  * How often a slice is to be halved to make a turn, where tasks wait for @rounds (times
  * ROUND_ONE) turns of others. All of these and a half are to take @wait_ns at most: a
  * vCPU that its VM's turn left out comes half a round later, as that turn cost half.

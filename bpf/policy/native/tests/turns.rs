@@ -99,7 +99,7 @@ impl Domain {
 
     fn set_turn_length(&mut self) {
         let waiting: u32 = self.groups.iter().map(|g| g.width - count(g.running)).sum();
-        let rounds = u64::from(waiting * ROUND_ONE / self.nr_cpus());
+        let rounds = unsafe { turn_rounds(waiting, self.nr_cpus(), 0) };
         self.halvings = unsafe { turn_halvings_after(SLICE, READY_WAIT, rounds, self.halvings) };
     }
 
