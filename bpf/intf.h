@@ -40,7 +40,8 @@ enum mechanism {
 	MECH_PACKING = 5, /* a narrow VM before a wide one that has no room */
 	MECH_WAKE = 6, /* a CPU is lent to who wakes in a VM */
 	MECH_HALTED = 7, /* CPUs whose vCPUs halt on them are others' */
-	NR_MECH = 8,
+	MECH_HALT_POLL = 8, /* nobody is polled for while others wait */
+	NR_MECH = 9,
 };
 
 /* Whether a VM's vCPUs have their turns together; written by Rust for the VM's

@@ -73,6 +73,7 @@ struct kvm_vcpu___kvm {
 	struct pid *pid;
 	bool wants_to_run;
 	bool ready; /* it waits for a CPU */
+	u32 halt_poll_ns; /* for which it is polled when it halts */
 	struct kvm_vcpu_arch___kvm arch;
 	struct kvm_vcpu_stat___kvm stat;
 } __attribute__((preserve_access_index));

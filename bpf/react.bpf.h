@@ -194,17 +194,24 @@ static int alarm_rings(void *map, u32 *cpu, struct timer *alarm)
 	struct task_ctx *tc = lookup_task_may_fail(p);
 	struct cpu_state *c = lookup_cpu(*cpu);
 	s32 pid = p->pid;
-	bool yields;
+	u64 now = bpf_ktime_get_ns();
+	bool yields, polls;
 
 	if (!c)
 		return 0;
 	yields = tc && c->yields_pid == pid;
+	polls = c->polls_pid == pid;
 	c->yields_pid = 0;
+	c->polls_pid = 0;
+	if (polls)
+		end_polling(c, *cpu, p, now);
 	if (tc && tc->run_at_ns && obey_cap(p, tc) && !tc->parks)
 		set_alarm(*cpu, CAP_LOOK_NS);
 	if ((yields && gives_way(c, *cpu, tc, pid)) || c->leaves_hook ||
-	    c->lent_pid || c->samples || (tc && tc->parks))
+	    c->samples || (tc && tc->parks))
 		kick_cpu(*cpu, SCX_KICK_PREEMPT);
+	else if (c->lent_pid)
+		resched(c, *cpu, now);
 	return 0;
 }
 

@@ -43,6 +43,7 @@
 #include "plan.bpf.h"
 #include "wait.bpf.h"
 #include "take.bpf.h"
+#include "poll.bpf.h"
 #include "hint.bpf.h"
 #include "yield.bpf.h"
 #include "vcpu.bpf.h"

@@ -212,6 +212,7 @@ struct cpu_state {
 	s32 prev_pid; /* the task that ran last */
 	u32 prev_group; /* and its group */
 	u64 prev_run_ns; /* how long it ran */
+	s32 polls_pid; /* for whom KVM polled when the alarm was set; 0: nobody */
 	s32 lent_pid; /* who has it for a moment, 0: nobody */
 	u32 lent_reason; /* HINT_WAKE, or out of turn: HINT_LOAN */
 	u64 lent_until_ns; /* when that ends */

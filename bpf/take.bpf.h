@@ -151,9 +151,17 @@ static u64 taking_cpus(u32 domain_id, s32 cpu)
 	return domain_of(cpu) == domain_id ? bit_of(cpu) : ~0ULL;
 }
 
-/* Run a task of those that competed for this turn of domain @domain_id, in their order;
- * if @near one that is on @cpu already. */
-__noinline bool take_entry(u32 domain_id, s32 cpu, bool near)
+/* Which of the tasks of an entity a CPU takes. */
+enum take_which {
+	TAKE_BEST, /* see take_of(); in a dispatch only */
+	TAKE_NEAR, /* one that is there already */
+	TAKE_FIRST, /* the first one that may run there */
+};
+
+/* Run a task of those that competed for this turn of domain @domain_id, in their
+ * order. */
+static __always_inline bool take_entry(u32 domain_id, s32 cpu,
+				       const enum take_which which)
 {
 	struct domain *d = lookup_domain(domain_id);
 	u64 taking = taking_cpus(domain_id, cpu);
@@ -168,11 +176,29 @@ __noinline bool take_entry(u32 domain_id, s32 cpu, bool near)
 
 		if (!e || !(entry->cpus & taking))
 			continue;
-		if (near ? take_if_near(e, id, cpu, turn_length(d))
-			 : take_of(e, id, cpu, turn_length(d)))
+		if (which == TAKE_NEAR
+			    ? take_if_near(e, id, cpu, turn_length(d))
+		    : which == TAKE_FIRST
+			    ? e->nr_waiting > 0 && take_allowed(id, cpu)
+			    : take_of(e, id, cpu, turn_length(d)))
 			return true;
 	}
 	return false;
+}
+
+__noinline bool take_near_entry(u32 domain_id, s32 cpu)
+{
+	return take_entry(domain_id, cpu, TAKE_NEAR);
+}
+
+__noinline bool take_best_entry(u32 domain_id, s32 cpu)
+{
+	return take_entry(domain_id, cpu, TAKE_BEST);
+}
+
+__noinline bool take_first_entry(u32 domain_id, s32 cpu)
+{
+	return take_entry(domain_id, cpu, TAKE_FIRST);
 }
 
 /* Run a task of one of the first entities of domain @domain_id that has one for
@@ -257,8 +283,8 @@ __noinline bool take_next(u32 domain_id, s32 cpu, u64 now)
 	/* One that is here already first, whoever comes next: sleeping-barrier-3x8 does
 	 * 0.5 % more so. */
 	return (somebody_waits_at(d, domain_id, cpu) &&
-		take_entry(domain_id, cpu, true)) ||
-	       take_entry(domain_id, cpu, false) ||
+		take_near_entry(domain_id, cpu)) ||
+	       take_best_entry(domain_id, cpu) ||
 	       take_listed(domain_id, cpu, now) || take_unbound(d, cpu);
 }
 

@@ -21,12 +21,25 @@ use crate::outside::machine::Vendor;
 pub const STOCK: &str = "stock";
 
 /// All cells, in the order of the file.
-#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[derive(Clone, Debug, Default, Deserialize, PartialEq)]
 #[serde(deny_unknown_fields)]
 pub struct Matrix {
     /// The cells; no two have one name.
     #[serde(rename = "cell")]
     pub cells: Vec<Cell>,
+    /// Why goals are missed.
+    #[serde(default, rename = "miss")]
+    pub misses: Vec<Miss>,
+}
+
+/// Why Cohort does not reach the goals of some cells.
+#[derive(Clone, Debug, Deserialize, PartialEq)]
+#[serde(deny_unknown_fields)]
+pub struct Miss {
+    /// Their names.
+    pub cells: Vec<String>,
+    /// What was found, in sentences.
+    pub why: String,
 }
 
 /// One cell. All times are lab time.
@@ -265,6 +278,12 @@ impl Matrix {
                 names.insert(&cell.name),
                 "Two cells are called {}: rename one",
                 cell.name
+            );
+        }
+        for name in matrix.misses.iter().flat_map(|miss| &miss.cells) {
+            ensure!(
+                names.contains(name),
+                "A [[miss]] is of {name}, which is no cell: name one"
             );
         }
         Ok(matrix)

@@ -28,6 +28,8 @@ pub struct Seen {
     pub spins: bool,
     /// Interrupts for vCPUs, as KVM delivers them.
     pub kicks: bool,
+    /// vCPUs that halt.
+    pub halts: bool,
     /// A sentence for each thing that is not seen.
     pub blind_spots: Vec<String>,
 }
@@ -59,12 +61,13 @@ impl Seen {
 
     /// What `kvm` shows, but for `blind`, each with why; `hardware` is what ends interrupts without KVM.
     pub fn of(kvm: &Kvm, hardware: Option<&str>, blind: &[(Sight, &str)]) -> Self {
-        let [kick, ipi, eoi, pv_ipi, on_spin] = HOOKABLE.map(|hook| kvm.has.contains(hook));
+        let [kick, ipi, eoi, pv_ipi, halt, on_spin] = HOOKABLE.map(|hook| kvm.has.contains(hook));
         let mut seen = Self {
             ipis: ipi && eoi,
             spins: on_spin,
             ends_hidden: hardware.is_some(),
             kicks: kick,
+            halts: halt,
             ..Self::default()
         };
         let spots = &mut seen.blind_spots;

@@ -21,11 +21,12 @@ pub const PREEMPT_OPS: &str = "kvm_preempt_ops";
 const EXT_SCHED_CLASS: &str = "ext_sched_class";
 
 /// Functions and tracepoints of KVM that tell what its vCPUs do.
-pub const HOOKABLE: [&str; 5] = [
+pub const HOOKABLE: [&str; 6] = [
     "__kvm_vcpu_kick",
     "__tracepoint_kvm_apic_ipi",
     "__tracepoint_kvm_eoi",
     "kvm_pv_send_ipi",
+    "kvm_vcpu_halt",
     "kvm_vcpu_on_spin",
 ];
 

@@ -31,6 +31,8 @@ pub enum Mechanism {
     Wake,
     /// CPUs whose vCPUs halt on them (HLT does not exit) are given to others meanwhile
     Halted,
+    /// KVM does not poll for a vCPU that halts while another task waits
+    HaltPoll,
 }
 
 impl Mechanism {
@@ -45,6 +47,7 @@ impl Mechanism {
             Self::Packing => intf::mechanism_MECH_PACKING,
             Self::Wake => intf::mechanism_MECH_WAKE,
             Self::Halted => intf::mechanism_MECH_HALTED,
+            Self::HaltPoll => intf::mechanism_MECH_HALT_POLL,
         };
         number as usize
     }

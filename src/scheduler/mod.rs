@@ -126,6 +126,7 @@ impl<'object> Scheduler<'object> {
             load_hooks!(open, seen);
             open.progs.ipi_answered.set_autoload(seen.ipis);
             open.progs.vcpu_kicked.set_autoload(seen.kicks);
+            open.progs.vcpu_halts.set_autoload(seen.halts);
             sees_kicks = seen.kicks;
             if let Some(constants) = open.maps.rodata_data.as_mut() {
                 constants.eois_hidden = seen.ends_hidden;

@@ -414,6 +414,7 @@ mod tests {
     fn cells_are_chosen_by_name_and_a_wrong_name_is_told_with_the_right_ones() {
         let matrix = Matrix {
             cells: vec![example()],
+            ..Matrix::default()
         };
         assert_eq!(chosen(&matrix, &[]).unwrap().len(), 1);
         assert_eq!(chosen(&matrix, &["lock-2x2".into()]).unwrap().len(), 1);

@@ -13,7 +13,7 @@ use cohort::commands::compare::statistics::{least_and_most, median};
 use super::bench::{Kept, MATRIX, PUBLISHED, RESULTS};
 use super::machine::Kind;
 use super::tool::io_sentence;
-use crate::cell::{Cell, CellResult, Latency, Matrix, Published, Run, STOCK, Variant};
+use crate::cell::{Cell, CellResult, Latency, Matrix, Miss, Published, Run, STOCK, Variant};
 
 const DEFAULT_OUT: &str = "docs/results.md";
 /// Where the results are that it shows.
@@ -154,6 +154,7 @@ fn markdown(matrix: &Matrix, published: &Matrix, results: &[CellResult]) -> Stri
     let cells: Vec<&Cell> = published.cells.iter().collect();
     if !cells.is_empty() {
         text += &gains(&cells, results);
+        text += &misses(&published.misses);
     }
     let measured = cells
         .into_iter()
@@ -185,6 +186,22 @@ fn gains(cells: &[&Cell], results: &[CellResult]) -> String {
                 &gain_row(cell, published, best_result(cell, results)),
             );
         }
+    }
+    text
+}
+
+/// Why goals are missed.
+fn misses(misses: &[Miss]) -> String {
+    let mut text = String::new();
+    if !misses.is_empty() {
+        text += "\n**Where a goal is missed:**\n\n";
+    }
+    for Miss { cells, why } in misses {
+        let names: Vec<String> = cells.iter().map(|name| format!("`{name}`")).collect();
+        line(
+            &mut text,
+            &format!("- {}: {}", names.join(", "), why.trim()),
+        );
     }
     text
 }
@@ -531,8 +548,9 @@ mod tests {
         other.vms[0].workload = Workload::Tlb;
         let matrix = Matrix {
             cells: vec![measured.clone(), other],
+            ..Matrix::default()
         };
-        let nothing = Matrix { cells: Vec::new() };
+        let nothing = Matrix::default();
         let text = markdown(&matrix, &nothing, &[result(&measured, None)]);
         let expected = "
 ## 2 CPUs
@@ -596,6 +614,19 @@ The machine does not model caches, memory bandwidth, branch prediction, SMT sibl
     }
 
     #[test]
+    fn why_a_goal_is_missed_stands_below_the_gains() {
+        let miss = Miss {
+            cells: vec!["a".into(), "b".into()],
+            why: "It is so.\n".into(),
+        };
+        assert_eq!(
+            misses(&[miss]),
+            "\n**Where a goal is missed:**\n\n- `a`, `b`: It is so.\n"
+        );
+        assert_eq!(misses(&[]), "");
+    }
+
+    #[test]
     fn ops_that_ran_have_a_table() {
         let cell = example();
         let mut result = result(&cell, None);
@@ -617,6 +648,7 @@ The machine does not model caches, memory bandwidth, branch prediction, SMT sibl
     fn without_results_the_file_says_so() {
         let matrix = Matrix {
             cells: vec![example()],
+            ..Matrix::default()
         };
         let text = markdown(&matrix, &matrix, &[]);
         assert!(text.contains("Nothing is measured yet."), "{text}");

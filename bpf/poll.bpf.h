@@ -1,0 +1,55 @@
+/* SPDX-License-Identifier: GPL-2.0-only */
+/*
+ * Halt polling. When a guest halts, KVM looks for an interrupt for up to 200 us before
+ * the vCPU sleeps, unless another task waits for that CPU. It does not see who waits at
+ * another CPU. So such a task is moved here, and KVM lets the vCPU sleep. Not here: at
+ * which CPU a task waits (sched.bpf.c).
+ */
+#ifndef COHORT_POLL_BPF_H
+#define COHORT_POLL_BPF_H
+
+enum {
+	POLL_NS = 1000, /* that KVM may poll while somebody waits elsewhere */
+};
+
+/* The running vCPU halts, and KVM begins to poll. */
+SEC("?fentry/kvm_vcpu_halt")
+int BPF_PROG(vcpu_halts, struct kvm_vcpu___kvm *vcpu)
+{
+	s32 cpu = bpf_get_smp_processor_id();
+	struct domain *d = lookup_domain(domain_of(cpu));
+	struct cpu_state *c = lookup_cpu(cpu);
+
+	if (!c || !d || d->nr_waiting <= 0 || d->attended & bit_of(cpu) ||
+	    !is_on(MECH_HALT_POLL) || !kvm_read(vcpu, halt_poll_ns))
+		return 0;
+	c->polls_pid = (s32)bpf_get_current_pid_tgid();
+	set_alarm(cpu, POLL_NS);
+	return 0;
+}
+
+/* Does KVM poll for the vCPU @p? */
+static bool is_polling(struct task_struct *p)
+{
+	struct kvm_vcpu___kvm *vcpu = vcpu_of(p);
+
+	return vcpu && is_halted(vcpu) && !is_blocking(vcpu);
+}
+
+/* @p, which runs on @c, of @cpu, halted a moment ago. If KVM still polls for it, whoever
+ * comes next waits here from now on. */
+static void end_polling(struct cpu_state *c, s32 cpu, struct task_struct *p,
+			u64 now)
+{
+	u32 domain_id = domain_of(cpu), slot = READ_ONCE(c->slot);
+	struct domain *d = lookup_domain(domain_id);
+
+	if (!d || d->attended & bit_of(cpu) || !is_polling(p))
+		return;
+	if ((!(slot & QUEUE_KINDS) && nr_in(slot) > 0 &&
+	     take_allowed(slot, cpu)) ||
+	    take_first_entry(domain_id, cpu))
+		count_effect(MECH_HALT_POLL);
+}
+
+#endif /* COHORT_POLL_BPF_H */
