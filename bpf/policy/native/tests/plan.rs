@@ -130,7 +130,10 @@ fn turns_are_halved_for_a_crowd_and_not_more_than_twice() {
 #[test]
 fn a_round_is_over_the_cpus_that_are_passed_on() {
     let rounds = |kept| unsafe { turn_rounds(12, 4, kept) };
-    assert_eq!([0, 1, 2, 3].map(rounds), [3, 4, 6, 12].map(|turns| turns * ROUND));
+    assert_eq!(
+        [0, 1, 2, 3].map(rounds),
+        [3, 4, 6, 12].map(|turns| turns * ROUND)
+    );
     // Nothing is known where all are kept, and where a CPU has gone.
     assert_eq!([4, 5].map(rounds), [3 * ROUND; 2]);
     assert_eq!(unsafe { turn_rounds(12, 0, 0) }, 0);
