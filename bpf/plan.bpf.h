@@ -406,14 +406,6 @@ __noinline u32 begin_plan(u32 domain_id, u64 now)
 	return n;
 }
 
-/* Does the plan leave @c to whom it had been given? */
-static bool is_kept(const struct cpu_state *c)
-{
-	if (c->slot == SLOT_BOUND)
-		return c->bound;
-	return c->slot && c->slot == c->entity;
-}
-
 /* Does @c, in whose slot somebody else or nobody is, have to look again? */
 static bool has_to_change(const struct cpu_state *c)
 {
@@ -446,11 +438,12 @@ __noinline int follow_plan(u32 domain_id, u64 now)
 
 		if (!c)
 			break;
-		d->nr_kept += is_kept(c);
 		if (has_to_look(c, now))
 			look_at_resting(c, cpu);
 		else if (has_to_change(c))
 			resched(c, cpu, now);
+		else if (c->slot)
+			d->nr_kept++;
 	}
 	return 0;
 }

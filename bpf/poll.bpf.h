@@ -23,6 +23,9 @@ int BPF_PROG(vcpu_halts, struct kvm_vcpu___kvm *vcpu)
 	if (!c || !d || d->nr_waiting <= 0 || d->attended & bit_of(cpu) ||
 	    !is_on(MECH_HALT_POLL) || !kvm_read(vcpu, halt_poll_ns))
 		return 0;
+	/* One that is handed this CPU is there already. */
+	if (scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL))
+		return 0;
 	c->polls_pid = (s32)bpf_get_current_pid_tgid();
 	set_alarm(cpu, POLL_NS);
 	return 0;
@@ -37,9 +40,10 @@ static bool is_polling(struct task_struct *p)
 }
 
 /* @p, which runs on @c, of @cpu, halted a moment ago. If KVM still polls for it, whoever
- * comes next waits here from now on. */
-static void end_polling(struct cpu_state *c, s32 cpu, struct task_struct *p,
-			u64 now)
+ * comes next waits here from now on. If an interrupt comes just then, it waits for the
+ * end of the vCPU's slice. */
+static void end_polling(const struct cpu_state *c, s32 cpu,
+			struct task_struct *p)
 {
 	u32 domain_id = domain_of(cpu), slot = READ_ONCE(c->slot);
 	struct domain *d = lookup_domain(domain_id);
@@ -47,7 +51,7 @@ static void end_polling(struct cpu_state *c, s32 cpu, struct task_struct *p,
 	if (!d || d->attended & bit_of(cpu) || !is_polling(p))
 		return;
 	if ((!(slot & QUEUE_KINDS) && nr_in(slot) > 0 &&
-	     take_allowed(slot, cpu)) ||
+	     bring_first(slot, cpu)) ||
 	    take_first_entry(domain_id, cpu))
 		count_effect(MECH_HALT_POLL);
 }

@@ -200,11 +200,12 @@ static int alarm_rings(void *map, u32 *cpu, struct timer *alarm)
 	if (!c)
 		return 0;
 	yields = tc && c->yields_pid == pid;
-	polls = c->polls_pid == pid;
+	/* Not if another class has the vCPU, or this timer came to another CPU. */
+	polls = tc && tc->run_at_ns && c->polls_pid == pid && is_here(*cpu);
 	c->yields_pid = 0;
 	c->polls_pid = 0;
 	if (polls)
-		end_polling(c, *cpu, p, now);
+		end_polling(c, *cpu, p);
 	if (tc && tc->run_at_ns && obey_cap(p, tc) && !tc->parks)
 		set_alarm(*cpu, CAP_LOOK_NS);
 	if ((yields && gives_way(c, *cpu, tc, pid)) || c->leaves_hook ||

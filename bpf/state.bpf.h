@@ -162,7 +162,7 @@ struct domain {
 	u32 nr_entries; /* in entries */
 	u32 planning; /* a CPU makes a plan; compare-and-swap */
 	u32 halvings; /* of a slice, that make a turn */
-	u32 nr_kept; /* CPUs whose entity had them in the turn before, too */
+	u32 nr_kept; /* CPUs whose task goes on in it, as no other has its turn there */
 	u32 far; /* the domain that was looked at last */
 	u64 moved_turn; /* in which a VM was told to move here last */
 	u32 timed_on; /* the CPU whose timer ends its turns */

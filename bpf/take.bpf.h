@@ -119,6 +119,32 @@ __noinline bool take_allowed(u32 queue, s32 cpu)
 	return moved;
 }
 
+/* The first task of @queue that may run on this CPU, @cpu, does so when that has nothing
+ * else to do. It counts as one that waits until then: outside of a dispatch it may leave
+ * the queue for another reason meanwhile. */
+__noinline bool bring_first(u32 queue, s32 cpu)
+{
+	struct task_struct *p;
+	bool moved = false;
+	u32 seen = unknown_zero;
+
+	/* Linux 7.2 checks what timers call as if it could sleep. */
+	bpf_rcu_read_lock();
+	bpf_for_each(scx_dsq, p, queue, 0) {
+		if (++seen > TAKE_TRIES)
+			break;
+		if (!bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+			continue;
+		scx_bpf_dsq_move_set_slice(BPF_FOR_EACH_ITER, slice_ns);
+		moved = scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p, SCX_DSQ_LOCAL,
+					 0);
+		if (moved)
+			break;
+	}
+	bpf_rcu_read_unlock();
+	return moved;
+}
+
 /* Run a task of the entity @queue, @e, which may have @cpu: best one that is there
  * already, if it stands no more than @near_ns behind the first one. One waits, as a
  * rule: there is nothing to choose then. */
@@ -155,7 +181,7 @@ static u64 taking_cpus(u32 domain_id, s32 cpu)
 enum take_which {
 	TAKE_BEST, /* see take_of(); in a dispatch only */
 	TAKE_NEAR, /* one that is there already */
-	TAKE_FIRST, /* the first one that may run there */
+	TAKE_FIRST, /* see bring_first(); outside of a dispatch */
 };
 
 /* Run a task of those that competed for this turn of domain @domain_id, in their
@@ -165,6 +191,7 @@ static __always_inline bool take_entry(u32 domain_id, s32 cpu,
 {
 	struct domain *d = lookup_domain(domain_id);
 	u64 taking = taking_cpus(domain_id, cpu);
+	bool taken;
 	u32 i;
 
 	if (!d)
@@ -176,11 +203,13 @@ static __always_inline bool take_entry(u32 domain_id, s32 cpu,
 
 		if (!e || !(entry->cpus & taking))
 			continue;
-		if (which == TAKE_NEAR
-			    ? take_if_near(e, id, cpu, turn_length(d))
-		    : which == TAKE_FIRST
-			    ? e->nr_waiting > 0 && take_allowed(id, cpu)
-			    : take_of(e, id, cpu, turn_length(d)))
+		if (which == TAKE_NEAR)
+			taken = take_if_near(e, id, cpu, turn_length(d));
+		else if (which == TAKE_FIRST)
+			taken = e->nr_waiting > 0 && bring_first(id, cpu);
+		else
+			taken = take_of(e, id, cpu, turn_length(d));
+		if (taken)
 			return true;
 	}
 	return false;

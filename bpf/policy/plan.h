@@ -133,9 +133,8 @@ static inline u64 plan_order(u64 vtime, u64 present, u64 waited_ns,
 
 /*
  * How many turns of others (times ROUND_ONE) each of @waiting tasks waits for, on @cpus
- * CPUs. Who is to have @kept of these CPUs already had them in the last turn: they do
- * not pass them on, so the others come to those that are left. If all were kept,
- * nothing is known.
+ * CPUs. On @kept of these CPUs a task went on from the last turn: they are not passed on,
+ * so the others come to those that are left. If all were kept, nothing is known.
  */
 static inline u64 turn_rounds(u32 waiting, u32 cpus, u32 kept)
 {
