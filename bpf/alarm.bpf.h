@@ -1,7 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
  * A timer of each CPU, which ends what that CPU does for a short time: a loan, letting
- * a vCPU out of a hook, a look at a vCPU that rests. Not here: what happens then
+ * a vCPU out of a hook, a look at a vCPU that rests, halt polling. Not here: what happens then
  * (react.bpf.h).
  */
 #ifndef COHORT_ALARM_BPF_H

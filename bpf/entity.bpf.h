@@ -438,14 +438,20 @@ static bool stop_waiting_in(struct task_ctx *tc, u32 queue)
 }
 
 /* @p, at which @it stands in its queue, to this CPU's local DSQ; false if another CPU
- * took it first. It leaves its queue here, not only when it runs, so that other CPUs
- * do not look for it where it was. */
+ * took it first. It counts as one that waits until it runs. */
+static bool bring_here(struct bpf_iter_scx_dsq *it, struct task_struct *p)
+{
+	scx_bpf_dsq_move_set_slice(it, slice_ns);
+	return scx_bpf_dsq_move(it, p, SCX_DSQ_LOCAL, 0);
+}
+
+/* The same in a dispatch. It leaves its queue here, not only when it runs, so that other
+ * CPUs do not look for it where it was. */
 static bool move_here(struct bpf_iter_scx_dsq *it, struct task_struct *p)
 {
 	struct task_ctx *tc;
 
-	scx_bpf_dsq_move_set_slice(it, slice_ns);
-	if (!scx_bpf_dsq_move(it, p, SCX_DSQ_LOCAL, 0))
+	if (!bring_here(it, p))
 		return false;
 	tc = lookup_task_may_fail(p);
 	if (tc)

@@ -101,8 +101,10 @@ static bool take_if_near(struct entity *e, u32 queue, s32 cpu, u64 near_ns)
 	return e->nr_waiting > 0 && take_near(queue, cpu, near_ns);
 }
 
-/* Run the first task of @queue that may run on @cpu, if it is one of the first. */
-__noinline bool take_allowed(u32 queue, s32 cpu)
+/* The first task of @queue that may run on @cpu, if it is one of the first, is moved
+ * there. */
+static __always_inline bool move_first(u32 queue, s32 cpu,
+				       const bool in_dispatch)
 {
 	struct task_struct *p;
 	bool moved = false;
@@ -111,36 +113,31 @@ __noinline bool take_allowed(u32 queue, s32 cpu)
 	bpf_for_each(scx_dsq, p, queue, 0) {
 		if (++seen > TAKE_TRIES)
 			break;
-		if (bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
-			moved = move_here(BPF_FOR_EACH_ITER, p);
+		if (!bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+			continue;
+		moved = in_dispatch ? move_here(BPF_FOR_EACH_ITER, p)
+				    : bring_here(BPF_FOR_EACH_ITER, p);
 		if (moved)
 			break;
 	}
 	return moved;
 }
 
-/* The first task of @queue that may run on this CPU, @cpu, does so when that has nothing
- * else to do. It counts as one that waits until then: outside of a dispatch it may leave
- * the queue for another reason meanwhile. */
+/* Run it. */
+__noinline bool take_allowed(u32 queue, s32 cpu)
+{
+	return move_first(queue, cpu, true);
+}
+
+/* It runs when this CPU, @cpu, has nothing else to do. Outside of a dispatch it may leave
+ * the queue for another reason meanwhile, and so is not counted out here. */
 __noinline bool bring_first(u32 queue, s32 cpu)
 {
-	struct task_struct *p;
-	bool moved = false;
-	u32 seen = unknown_zero;
+	bool moved;
 
 	/* Linux 7.2 checks what timers call as if it could sleep. */
 	bpf_rcu_read_lock();
-	bpf_for_each(scx_dsq, p, queue, 0) {
-		if (++seen > TAKE_TRIES)
-			break;
-		if (!bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
-			continue;
-		scx_bpf_dsq_move_set_slice(BPF_FOR_EACH_ITER, slice_ns);
-		moved = scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p, SCX_DSQ_LOCAL,
-					 0);
-		if (moved)
-			break;
-	}
+	moved = move_first(queue, cpu, false);
 	bpf_rcu_read_unlock();
 	return moved;
 }

@@ -152,14 +152,15 @@ fn markdown(matrix: &Matrix, published: &Matrix, results: &[CellResult]) -> Stri
         text += &group(&title(cpus, sockets), &cells, results);
     }
     let cells: Vec<&Cell> = published.cells.iter().collect();
-    if !cells.is_empty() {
-        text += &gains(&cells, results);
-        text += &misses(&published.misses, results);
-    }
     let measured = cells
-        .into_iter()
+        .iter()
+        .copied()
         .filter(|cell| best_result(cell, results).is_some());
     let measured: Vec<&Cell> = measured.collect();
+    if !cells.is_empty() {
+        text += &gains(&cells, results);
+        text += &misses(&published.misses, &measured);
+    }
     if !measured.is_empty() {
         text += &group(
             "Published cases: each scheduler's figures",
@@ -191,11 +192,11 @@ fn gains(cells: &[&Cell], results: &[CellResult]) -> String {
     text
 }
 
-/// Why goals are missed, of cells that were measured.
-fn misses(misses: &[Miss], results: &[CellResult]) -> String {
+/// Why goals are missed, of the cells `measured`.
+fn misses(misses: &[Miss], measured: &[&Cell]) -> String {
     let mut text = String::new();
     for Miss { cells, why } in misses {
-        let is_measured = |name: &&String| results.iter().any(|it| it.cell.name == **name);
+        let is_measured = |name: &&String| measured.iter().any(|cell| cell.name == **name);
         let names: Vec<String> = cells
             .iter()
             .filter(is_measured)
@@ -629,7 +630,7 @@ The machine does not model caches, memory bandwidth, branch prediction, SMT sibl
             cells: vec!["elsewhere".into(), name.into()],
             why: "It is so.\n".into(),
         };
-        let measured = [result(&cell, None)];
+        let measured = [&cell];
         assert_eq!(
             misses(&[miss(&cell.name), miss("nowhere")], &measured),
             "\n**Where a goal is missed:**\n\n- `lock-2x2`: It is so.\n"
