@@ -119,21 +119,10 @@ static s32 cpu_outside(const struct domain *d, s32 cpu, u64 avoided, u64 cpus)
 	return cpu_with(d, next_cpu(others, own));
 }
 
-/* @cpu; or, if a task waits there, the next one of its domain where none does, if the
- * vCPU @p may use that. KVM does not poll there either then. */
-static s32 unattended(struct task_struct *p, s32 cpu)
-{
-	struct domain *d = lookup_domain(domain_of(cpu));
-	s32 other = d ? cpu_outside(d, cpu, d->attended, d->cpus) : cpu;
-
-	return bpf_cpumask_test_cpu(other, p->cpus_ptr) ? other : cpu;
-}
-
 /*
  * Where the vCPU @p, for which no CPU is idle, is to wait. All CPUs of its domain may
  * take it, but one that takes it from another one has more to do: so where it is called
- * to. Else where the sibling runs that wakes it: that often halts next, and only there
- * KVM sees that somebody waits, and does not poll.
+ * to, else where the sibling that wakes it hands its CPU over, else where it was last.
  */
 static s32 waiting_place(struct task_struct *p, struct task_ctx *tc,
 			 s32 prev_cpu)
@@ -149,8 +138,8 @@ static s32 waiting_place(struct task_struct *p, struct task_ctx *tc,
 	if (!c || !waker || waker->group != tc->group ||
 	    domain_of(here) != domain_of(prev_cpu) ||
 	    !bpf_cpumask_test_cpu(here, p->cpus_ptr))
-		return unattended(p, prev_cpu);
-	return hand_over(p, tc, waker, c) ? here : unattended(p, here);
+		return prev_cpu;
+	return hand_over(p, tc, waker, c) ? here : prev_cpu;
 }
 
 /* The idle CPU that suits @p, which wakes; negative: there is none. */

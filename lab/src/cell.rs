@@ -567,6 +567,19 @@ pub struct CellResult {
     /// What the scheduler's programs executed in one more window under Cohort, from the first seed; empty if something is
     /// published of the cell.
     pub ops: Vec<OpCost>,
+    /// Pause-loop exits: of each kind of member alone, then under each scheduler, from the first seed; empty if something is
+    /// published of the cell, and in results that are older.
+    #[serde(default)]
+    pub spins: Vec<SpinExits>,
+}
+
+/// How often vCPUs left their guests in a window because they spun.
+#[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
+pub struct SpinExits {
+    /// The scheduler, or the member that was alone.
+    pub who: String,
+    /// Of all VMs.
+    pub per_s: f64,
 }
 
 /// What one of the scheduler's programs executed in a window.

@@ -22,11 +22,11 @@ use super::drawing::{self, Timeline, Vm};
 use super::hostwork::{HostWork, Program};
 use super::info::LabInfo;
 use super::micro::MicroGuest;
-use super::ops::Counting;
 use super::windows::{DoneAlone, LOGS, Subject, Timing, look_at, measure, measure_alone};
-use super::{process, programs};
+use super::{ops, process, programs, spins};
 use crate::cell::{
-    Alone, Cell, CellResult, Guests, Member, OpCost, Party, Run, STOCK, Variant, Workload,
+    Alone, Cell, CellResult, Guests, Member, OpCost, Party, Run, STOCK, SpinExits, Variant,
+    Workload,
 };
 
 /// Where the result is left; copied out of L1 at its end.
@@ -91,8 +91,15 @@ impl<'a> Bench<'a> {
     }
 
     fn run(mut self, each_mechanism: bool) -> Result<CellResult> {
+        // Of published cases the gain is wanted, and their windows take long.
+        let counts = self.cell.published.is_none();
+        let (mut ops, mut spins) = (Vec::new(), Vec::new());
         let alone = self.measure_each_kind()?;
         let mut runs = self.measure_all(STOCK, &alone)?;
+        if counts {
+            spins = self.count_spins_alone(&alone)?;
+            spins.push(self.count_spins(STOCK)?);
+        }
         let mut cohort = Scheduler::cohort(&[])
             .start(Path::new(LOGS))?
             .context("Cohort is a program, so there is one to stop")?;
@@ -101,12 +108,12 @@ impl<'a> Bench<'a> {
             let measured = self.measure_all(&variant.name, &alone);
             runs.extend(still_there(&mut cohort, measured)?);
         }
-        let mut ops = Vec::new();
-        // Of published cases the gain is wanted, and their windows take long.
-        if self.cell.published.is_none() {
+        if counts {
             set(&Variant::usual().switches())?;
             let counted = self.count_ops();
             ops = still_there(&mut cohort, counted)?;
+            let counted = self.count_spins(&Variant::usual().name);
+            spins.push(still_there(&mut cohort, counted)?);
         }
         cohort.stop()?;
         Ok(CellResult {
@@ -115,16 +122,51 @@ impl<'a> Bench<'a> {
             alone,
             runs,
             ops,
+            spins,
         })
     }
 
     /// What the scheduler that is loaded executes from the first seed on, until the window's end.
     fn count_ops(&mut self) -> Result<Vec<OpCost>> {
         let timing = self.timing();
-        let counting = Counting::start()?;
+        let counting = ops::Counting::start()?;
         measure(&mut self.subjects, &self.lab.guest_cpus, 1, timing)
             .context("The window in which ops are counted failed")?;
         Ok(counting.finish())
+    }
+
+    /// Pause-loop exits from the first seed on, until the window's end, under whatever schedules now.
+    fn count_spins(&mut self, scheduler: &str) -> Result<SpinExits> {
+        let timing = self.timing();
+        let counting = spins::Counting::start(self.cell.vendor)?;
+        measure(&mut self.subjects, &self.lab.guest_cpus, 1, timing).with_context(|| {
+            format!("The window under {scheduler} in which spins are counted failed")
+        })?;
+        Ok(SpinExits {
+            who: scheduler.into(),
+            per_s: counting.finish()?,
+        })
+    }
+
+    /// The same of those that were measured `alone`, each of them alone.
+    fn count_spins_alone(&mut self, alone: &[Alone]) -> Result<Vec<SpinExits>> {
+        let timing = self.timing();
+        let is_measured = |member: &Member| alone.iter().any(|alone| alone.name == member.name);
+        let mut spins = Vec::new();
+        for (member, subject) in self.members.iter().zip(&mut self.subjects) {
+            if member.is_host || !is_measured(member) {
+                continue;
+            }
+            let counting = spins::Counting::start(self.cell.vendor)?;
+            measure_alone(subject, timing).with_context(|| {
+                format!("{} alone, whose spins are counted, failed", member.name)
+            })?;
+            spins.push(SpinExits {
+                who: member.name.clone(),
+                per_s: counting.finish()?,
+            });
+        }
+        Ok(spins)
     }
 
     /// What the first of each kind does alone.

@@ -16,4 +16,5 @@ pub mod ops;
 pub mod process;
 pub mod programs;
 pub mod random;
+pub mod spins;
 pub mod windows;

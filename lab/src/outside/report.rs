@@ -13,7 +13,9 @@ use cohort::commands::compare::statistics::{least_and_most, median};
 use super::bench::{Kept, MATRIX, PUBLISHED, RESULTS};
 use super::machine::Kind;
 use super::tool::io_sentence;
-use crate::cell::{Cell, CellResult, Latency, Matrix, Miss, Published, Run, STOCK, Variant};
+use crate::cell::{
+    Cell, CellResult, Latency, Matrix, Member, Miss, Published, Run, STOCK, Variant,
+};
 
 const DEFAULT_OUT: &str = "docs/results.md";
 /// Where the results are that it shows.
@@ -304,8 +306,47 @@ fn group(title: &str, cells: &[&Cell], results: &[CellResult]) -> String {
     }
     text += &format!("\n{NOT_MODELLED}\n");
     text += &latencies(cells, results);
+    text += &spins(cells, results);
     text += &ops(cells, results);
     text
+}
+
+/// How often vCPUs left their guests because they spun, in each cell in which they did.
+fn spins(cells: &[&Cell], results: &[CellResult]) -> String {
+    let rows: String = cells
+        .iter()
+        .filter_map(|cell| best_result(cell, results))
+        .filter_map(spins_row)
+        .collect();
+    if rows.is_empty() {
+        return rows;
+    }
+    format!(
+        "\nPause-loop exits per second of all VMs: how often vCPUs left their guests because they spun. \"Alone\" is what as many \
+         VMs had if each were alone. \"Fewer\" is of what there are beyond that.\n\n\
+         | cell | alone | stock | Cohort | fewer |\n|---|---|---|---|---|\n{rows}"
+    )
+}
+
+/// A cell in which nobody spins beyond what each does alone has no row.
+fn spins_row(result: &CellResult) -> Option<String> {
+    let of = |who: &str| result.spins.iter().find(|spins| spins.who == who);
+    let (stock, cohort) = (of(STOCK)?.per_s, of(&Variant::usual().name)?.per_s);
+    let members = result.cell.members();
+    let alone_of = |member: &Member| {
+        let first = members.iter().find(|other| other.is_like(member))?;
+        Some(of(&first.name)?.per_s)
+    };
+    let alone: f64 = members.iter().filter_map(alone_of).sum();
+    let beyond = stock - alone;
+    if beyond < 1.0 {
+        return None;
+    }
+    let fewer = 100.0 * (1.0 - (cohort - alone).max(0.0) / beyond);
+    Some(format!(
+        "| {} | {alone:.0} | {stock:.0} | {cohort:.0} | {fewer:.1} % |\n",
+        result.cell.name
+    ))
 }
 
 /// The ops that run most often; the table has a column for each.
@@ -481,7 +522,7 @@ mod tests {
     use cohort::commands::compare::progress::{Progress, VmRate};
 
     use super::*;
-    use crate::cell::{Alone, OpCost, Workload, example};
+    use crate::cell::{Alone, OpCost, SpinExits, Workload, example};
     use crate::inside::info;
 
     fn run(scheduler: &str, seed: u64, rates: [f64; 2], p99_us: Option<f64>) -> Run {
@@ -523,6 +564,7 @@ mod tests {
                 run("Cohort", 2, [50.0, 50.0], None),
             ],
             ops: Vec::new(),
+            spins: Vec::new(),
         }
     }
 
@@ -636,6 +678,25 @@ The machine does not model caches, memory bandwidth, branch prediction, SMT sibl
             "\n**Where a goal is missed:**\n\n- `lock-2x2`: It is so.\n"
         );
         assert_eq!(misses(&[miss("nowhere")], &measured), "");
+    }
+
+    #[test]
+    fn spins_are_compared_beyond_those_of_each_vm_alone() {
+        let cell = example();
+        let mut result = result(&cell, None);
+        assert_eq!(spins(&[&cell], &[result.clone()]), "");
+        let of = |who: &str, per_s| SpinExits {
+            who: who.into(),
+            per_s,
+        };
+        result.spins = vec![of("vm1", 10.0), of("stock", 1020.0), of("Cohort", 70.0)];
+        let text = spins(&[&cell], &[result.clone()]);
+        assert!(
+            text.ends_with("| lock-2x2 | 20 | 1020 | 70 | 95.0 % |\n"),
+            "{text}"
+        );
+        result.spins[1].per_s = 20.0;
+        assert_eq!(spins(&[&cell], &[result]), "");
     }
 
     #[test]
