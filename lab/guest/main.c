@@ -10,6 +10,7 @@
  *   directory=PATH       files: counts when a file in this folder was written and closed,
  *   file=PATH, byte=N    said: counts when this byte appears in this FIFO,
  *   operations=N         and this many operations each time
+ *   file=PATH            asks: of a redis server that listens at this socket
  *   counters_file=PATH   count in this file instead of an anonymous page (to try a workload without a guest)
  *
  * `workload calibrate` prints how many iterations of work take a millisecond here, and ends. `workload once work=N`
@@ -69,6 +70,7 @@ static const struct workload {
 	{ .name = "rcu", .body = rcu_body, .more_threads = 1 },
 	{ .name = "files", .body = files_body, .prepare = files_prepare },
 	{ .name = "said", .body = said_body, .prepare = said_prepare },
+	{ .name = "asks", .body = asks_body },
 };
 
 static const struct workload *chosen;

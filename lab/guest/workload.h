@@ -45,7 +45,7 @@ struct options {
 	bool sleeping;
 	/* Files only: the folder to watch. */
 	const char *directory;
-	/* Said only: the FIFO, and the byte that counts there. */
+	/* Said: the FIFO, and the byte that counts there. Asks: the server's socket. */
 	const char *file;
 	char byte;
 	/* Files and said: what one file, or one byte, stands for. */
@@ -59,7 +59,7 @@ extern struct counter_page *counters;
 typedef void workload_body(unsigned int thread, _Atomic uint64_t *operations);
 
 workload_body tlb_body, spin_body, pipe_body, barrier_body, busy_body, rcu_body,
-	latency_body, fork_body, mapping_body, files_body, said_body;
+	latency_body, fork_body, mapping_body, files_body, said_body, asks_body;
 
 /* Opens the pipes of all pairs; called before any thread runs. */
 void pipe_prepare(void);

@@ -143,6 +143,8 @@ fn add_entry(archive: &mut File, entry: Builder, content: &[u8]) -> io::Result<(
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+    use std::os::unix::net::UnixListener;
     use std::process::{Child, Command, Stdio};
     use std::thread::sleep;
     use std::time::{Duration, Instant};
@@ -388,6 +390,32 @@ mod tests {
             "1000 files made {:?} of {before}",
             workload.word(COUNTER_SLOT_BYTES)
         );
+    }
+
+    #[test]
+    fn answers_are_counted_and_timed() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let server = UnixListener::bind(&socket).unwrap();
+        let file = format!("file={}", socket.display());
+        let workload = NativeWorkload::start(&["asks", &file, "threads=1"]);
+        let (mut client, _) = server.accept().unwrap();
+        let mut request = [0; 9];
+        // The client waits: it has asked once more than it was answered.
+        for _ in 0..3 {
+            client.read_exact(&mut request).unwrap();
+            assert_eq!(&request, b"GET key\r\n");
+            sleep(Duration::from_millis(20));
+            // In two pieces, as it may come.
+            client.write_all(b"$-").unwrap();
+            client.write_all(b"1\r\n").unwrap();
+        }
+        client.read_exact(&mut request).unwrap();
+        assert_eq!(workload.word(COUNTER_SLOT_BYTES), Some(3));
+        let page = fs::read(workload.directory.path().join("workload.counters")).unwrap();
+        let latencies = crate::inside::booted::latencies_in(&page);
+        assert_eq!(latencies.len(), 3);
+        assert!(latencies.quantile(0.5).unwrap() >= 15e6);
     }
 
     #[test]
