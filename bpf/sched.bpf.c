@@ -298,15 +298,12 @@ void BPF_STRUCT_OPS(cohort_dequeue, struct task_struct *p, u64 deq_flags)
 /* The virtual time of the first task in @queue; false: an enqueue is under way. */
 static bool head_vtime(u32 queue, u64 *vtime)
 {
-	struct task_struct *head;
-	bool found = false;
+	struct task_struct *head = __COMPAT_scx_bpf_dsq_peek(queue);
 
-	bpf_for_each(scx_dsq, head, queue, 0) {
-		*vtime = head->scx.dsq_vtime;
-		found = true;
-		break;
-	}
-	return found;
+	if (!head)
+		return false;
+	*vtime = head->scx.dsq_vtime;
+	return true;
 }
 
 static void go_on(struct cpu_state *c, struct task_struct *p)
