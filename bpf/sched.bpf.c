@@ -135,11 +135,12 @@ static s32 waiting_place(struct task_struct *p, struct task_ctx *tc,
 	cpu = lacking_cpu_for(p, tc, prev_cpu);
 	if (cpu >= 0)
 		return cpu;
-	if (!c || !waker || waker->group != tc->group ||
-	    domain_of(here) != domain_of(prev_cpu) ||
-	    !bpf_cpumask_test_cpu(here, p->cpus_ptr))
-		return prev_cpu;
-	return hand_over(p, tc, waker, c) ? here : prev_cpu;
+	if (c && waker && waker->group == tc->group &&
+	    domain_of(here) == domain_of(prev_cpu) &&
+	    bpf_cpumask_test_cpu(here, p->cpus_ptr) &&
+	    hand_over(p, tc, waker, c))
+		return here;
+	return prev_cpu;
 }
 
 /* The idle CPU that suits @p, which wakes; negative: there is none. */
@@ -295,7 +296,8 @@ void BPF_STRUCT_OPS(cohort_dequeue, struct task_struct *p, u64 deq_flags)
 
 /* ---- what runs next ---- */
 
-/* The virtual time of the first task in @queue; false: an enqueue is under way. */
+/* The virtual time of the first task in @queue, or of one that has just left it; false:
+ * there is none any more, or an enqueue is under way. */
 static bool head_vtime(u32 queue, u64 *vtime)
 {
 	struct task_struct *head = __COMPAT_scx_bpf_dsq_peek(queue);

@@ -4,6 +4,7 @@
  * is one answer, and how long that took is counted.
  */
 #define _GNU_SOURCE
+#include <errno.h>
 #include <string.h>
 #include <sys/socket.h>
 #include <sys/un.h>
@@ -35,9 +36,10 @@ static void ask(int connection)
 	if (write(connection, request, sizeof(request) - 1) !=
 	    sizeof(request) - 1)
 		die("write of a request");
+	errno = EPROTO;
 	if (recv(connection, said, length, MSG_WAITALL) != length ||
 	    memcmp(said, answer, length))
-		die("an answer");
+		die("an answer of redis");
 }
 
 void asks_body(unsigned int thread, _Atomic uint64_t *operations)

@@ -10,7 +10,7 @@
  *   directory=PATH       files: counts when a file in this folder was written and closed,
  *   file=PATH, byte=N    said: counts when this byte appears in this FIFO,
  *   operations=N         and this many operations each time
- *   file=PATH            asks: of a redis server that listens at this socket
+ *   file=PATH            asks: the socket of the redis server that is asked
  *   counters_file=PATH   count in this file instead of an anonymous page (to try a workload without a guest)
  *
  * `workload calibrate` prints how many iterations of work take a millisecond here, and ends. `workload once work=N`

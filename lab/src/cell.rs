@@ -573,12 +573,12 @@ pub struct CellResult {
     pub spins: Vec<SpinExits>,
 }
 
-/// How often vCPUs left their guests in a window because they spun.
+/// How often vCPUs left their guests because they spun, from the VMs' start to the window's end.
 #[derive(Clone, Debug, Deserialize, PartialEq, Serialize)]
 pub struct SpinExits {
     /// The scheduler, or the member that was alone.
     pub who: String,
-    /// Of all VMs.
+    /// Of all VMs that ran, per second.
     pub per_s: f64,
 }
 

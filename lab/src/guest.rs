@@ -398,7 +398,7 @@ mod tests {
         let socket = folder.path().join("socket");
         let server = UnixListener::bind(&socket).unwrap();
         let file = format!("file={}", socket.display());
-        let workload = NativeWorkload::start(&["asks", &file, "threads=1"]);
+        let mut workload = NativeWorkload::start(&["asks", &file, "threads=1"]);
         let (mut client, _) = server.accept().unwrap();
         let mut request = [0; 9];
         // The client waits: it has asked once more than it was answered.
@@ -416,6 +416,9 @@ mod tests {
         let latencies = crate::inside::booted::latencies_in(&page);
         assert_eq!(latencies.len(), 3);
         assert!(latencies.quantile(0.5).unwrap() >= 15e6);
+        // Another answer ends it, and with it a guest.
+        client.write_all(b"-ERR\r\n").unwrap();
+        assert!(!workload.process.wait().unwrap().success());
     }
 
     #[test]

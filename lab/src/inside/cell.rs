@@ -138,7 +138,7 @@ impl<'a> Bench<'a> {
     /// Pause-loop exits from the first seed on, until the window's end, under whatever schedules now.
     fn count_spins(&mut self, scheduler: &str) -> Result<SpinExits> {
         let timing = self.timing();
-        let counting = spins::Counting::start(self.cell.vendor)?;
+        let counting = spins::Counting::start()?;
         measure(&mut self.subjects, &self.lab.guest_cpus, 1, timing).with_context(|| {
             format!("The window under {scheduler} in which spins are counted failed")
         })?;
@@ -157,7 +157,7 @@ impl<'a> Bench<'a> {
             if member.is_host || !is_measured(member) {
                 continue;
             }
-            let counting = spins::Counting::start(self.cell.vendor)?;
+            let counting = spins::Counting::start()?;
             measure_alone(subject, timing).with_context(|| {
                 format!("{} alone, whose spins are counted, failed", member.name)
             })?;

@@ -14,7 +14,7 @@ use super::bench::{Kept, MATRIX, PUBLISHED, RESULTS};
 use super::machine::Kind;
 use super::tool::io_sentence;
 use crate::cell::{
-    Cell, CellResult, Latency, Matrix, Member, Miss, Published, Run, STOCK, Variant,
+    Cell, CellResult, Latency, Matrix, Miss, Published, Run, STOCK, SpinExits, Variant,
 };
 
 const DEFAULT_OUT: &str = "docs/results.md";
@@ -322,30 +322,39 @@ fn spins(cells: &[&Cell], results: &[CellResult]) -> String {
         return rows;
     }
     format!(
-        "\nPause-loop exits per second of all VMs: how often vCPUs left their guests because they spun. \"Alone\" is what as many \
-         VMs had if each were alone. \"Fewer\" is of what there are beyond that.\n\n\
+        "\nPause-loop exits per second, of all VMs together: how often vCPUs left their guests because they spun. \"Alone\" is one VM \
+         of each kind, alone. \"Fewer\" compares Cohort with the stock scheduler. Cells that are not here had none, or were \
+         measured before these exits were counted.\n\n\
          | cell | alone | stock | Cohort | fewer |\n|---|---|---|---|---|\n{rows}"
     )
 }
 
-/// A cell in which nobody spins beyond what each does alone has no row.
+/// A cell in which nobody spun has no row.
 fn spins_row(result: &CellResult) -> Option<String> {
-    let of = |who: &str| result.spins.iter().find(|spins| spins.who == who);
-    let (stock, cohort) = (of(STOCK)?.per_s, of(&Variant::usual().name)?.per_s);
-    let members = result.cell.members();
-    let alone_of = |member: &Member| {
-        let first = members.iter().find(|other| other.is_like(member))?;
-        Some(of(&first.name)?.per_s)
-    };
-    let alone: f64 = members.iter().filter_map(alone_of).sum();
-    let beyond = stock - alone;
-    if beyond < 1.0 {
+    let schedulers = [STOCK.to_owned(), Variant::usual().name];
+    let (sided, alone): (Vec<&SpinExits>, Vec<&SpinExits>) = result
+        .spins
+        .iter()
+        .partition(|spins| schedulers.contains(&spins.who));
+    let of = |who: &String| sided.iter().find(|spins| spins.who == *who);
+    let (stock, cohort) = (of(&schedulers[0])?.per_s, of(&schedulers[1])?.per_s);
+    if stock < 1.0 && cohort < 1.0 {
         return None;
     }
-    let fewer = 100.0 * (1.0 - (cohort - alone).max(0.0) / beyond);
+    let alone: Vec<String> = alone
+        .iter()
+        .map(|spins| format!("{:.0}", spins.per_s))
+        .collect();
+    // Of nothing nothing can be less.
+    let fewer = if stock < 1.0 {
+        String::new()
+    } else {
+        format!("{:.1} %", 100.0 * (1.0 - cohort / stock))
+    };
     Some(format!(
-        "| {} | {alone:.0} | {stock:.0} | {cohort:.0} | {fewer:.1} % |\n",
-        result.cell.name
+        "| {} | {} | {stock:.0} | {cohort:.0} | {fewer} |\n",
+        result.cell.name,
+        alone.join(" ")
     ))
 }
 
@@ -463,7 +472,7 @@ fn latencies(cells: &[&Cell], results: &[CellResult]) -> String {
         return rows;
     }
     format!(
-        "\nHow long timed operations took, in us: how late a sleeper went on (`latency`), or a grace period (`rcu`).\n\n\
+        "\nHow long timed operations took, in us: how late a sleeper went on (`latency`), a grace period (`rcu`), or the answer to a request (`redis`).\n\n\
          | cell | scheduler | whose | median | 99 % | longest |\n|---|---|---|---|---|---|\n{rows}\n{NOT_MODELLED}\n"
     )
 }
@@ -522,7 +531,7 @@ mod tests {
     use cohort::commands::compare::progress::{Progress, VmRate};
 
     use super::*;
-    use crate::cell::{Alone, OpCost, SpinExits, Workload, example};
+    use crate::cell::{Alone, OpCost, Workload, example};
     use crate::inside::info;
 
     fn run(scheduler: &str, seed: u64, rates: [f64; 2], p99_us: Option<f64>) -> Run {
@@ -681,22 +690,29 @@ The machine does not model caches, memory bandwidth, branch prediction, SMT sibl
     }
 
     #[test]
-    fn spins_are_compared_beyond_those_of_each_vm_alone() {
+    fn spins_are_compared_with_those_under_the_stock_scheduler() {
         let cell = example();
         let mut result = result(&cell, None);
-        assert_eq!(spins(&[&cell], &[result.clone()]), "");
         let of = |who: &str, per_s| SpinExits {
             who: who.into(),
             per_s,
         };
-        result.spins = vec![of("vm1", 10.0), of("stock", 1020.0), of("Cohort", 70.0)];
-        let text = spins(&[&cell], &[result.clone()]);
-        assert!(
-            text.ends_with("| lock-2x2 | 20 | 1020 | 70 | 95.0 % |\n"),
-            "{text}"
-        );
-        result.spins[1].per_s = 20.0;
-        assert_eq!(spins(&[&cell], &[result]), "");
+        let row = |result: &CellResult| {
+            let text = spins(&[&cell], std::slice::from_ref(result));
+            text.lines().last().unwrap_or_default().to_owned()
+        };
+        assert_eq!(row(&result), "");
+        result.spins = vec![
+            of("vm1", 10.0),
+            of("vm3", 0.0),
+            of("stock", 1000.0),
+            of("Cohort", 50.0),
+        ];
+        assert_eq!(row(&result), "| lock-2x2 | 10 0 | 1000 | 50 | 95.0 % |");
+        result.spins[2].per_s = 0.0;
+        assert_eq!(row(&result), "| lock-2x2 | 10 0 | 0 | 50 |  |");
+        result.spins[3].per_s = 0.0;
+        assert_eq!(row(&result), "");
     }
 
     #[test]
