@@ -567,7 +567,7 @@ pub struct CellResult {
     /// What the scheduler's programs executed in one more window under Cohort, from the first seed; empty if something is
     /// published of the cell.
     pub ops: Vec<OpCost>,
-    /// Pause-loop exits: of each kind of member alone, then under each scheduler, from the first seed; empty if something is
+    /// Pause-loop exits: of each kind of VM alone, then under the stock scheduler, then under Cohort, from the first seed; empty if something is
     /// published of the cell, and in results that are older.
     #[serde(default)]
     pub spins: Vec<SpinExits>,

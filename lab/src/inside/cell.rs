@@ -97,7 +97,7 @@ impl<'a> Bench<'a> {
         let alone = self.measure_each_kind()?;
         let mut runs = self.measure_all(STOCK, &alone)?;
         if counts {
-            spins = self.count_spins_alone(&alone)?;
+            spins = self.count_spins_alone()?;
             spins.push(self.count_spins(STOCK)?);
         }
         let mut cohort = Scheduler::cohort(&[])
@@ -148,17 +148,17 @@ impl<'a> Bench<'a> {
         })
     }
 
-    /// The same of those that were measured `alone`, each of them alone.
-    fn count_spins_alone(&mut self, alone: &[Alone]) -> Result<Vec<SpinExits>> {
+    /// The same of the first VM of each kind, alone.
+    fn count_spins_alone(&mut self) -> Result<Vec<SpinExits>> {
         let timing = self.timing();
-        let is_measured = |member: &Member| alone.iter().any(|alone| alone.name == member.name);
         let mut spins = Vec::new();
-        for (member, subject) in self.members.iter().zip(&mut self.subjects) {
-            if member.is_host || !is_measured(member) {
+        for index in self.first_of_each_kind() {
+            let member = &self.members[index];
+            if member.is_host {
                 continue;
             }
             let counting = spins::Counting::start()?;
-            measure_alone(subject, timing).with_context(|| {
+            measure_alone(&mut self.subjects[index], timing).with_context(|| {
                 format!("{} alone, whose spins are counted, failed", member.name)
             })?;
             spins.push(SpinExits {
@@ -173,10 +173,7 @@ impl<'a> Bench<'a> {
     pub(super) fn measure_each_kind(&mut self) -> Result<Vec<Alone>> {
         let timing = self.timing();
         let mut measured = Vec::new();
-        for index in 0..self.members.len() {
-            if self.first_of_its_kind(index) != index {
-                continue;
-            }
+        for index in self.first_of_each_kind() {
             let name = &self.members[index].name;
             let DoneAlone { done, cpus } = measure_alone(&mut self.subjects[index], timing)
                 .with_context(|| format!("{name} alone could not be measured"))?;
@@ -192,6 +189,11 @@ impl<'a> Bench<'a> {
             });
         }
         Ok(measured)
+    }
+
+    fn first_of_each_kind(&self) -> Vec<usize> {
+        let is_first = |&index: &usize| self.first_of_its_kind(index) == index;
+        (0..self.members.len()).filter(is_first).collect()
     }
 
     fn first_of_its_kind(&self, index: usize) -> usize {

@@ -13,9 +13,7 @@ use cohort::commands::compare::statistics::{least_and_most, median};
 use super::bench::{Kept, MATRIX, PUBLISHED, RESULTS};
 use super::machine::Kind;
 use super::tool::io_sentence;
-use crate::cell::{
-    Cell, CellResult, Latency, Matrix, Miss, Published, Run, STOCK, SpinExits, Variant,
-};
+use crate::cell::{Cell, CellResult, Latency, Matrix, Miss, Published, Run, STOCK, Variant};
 
 const DEFAULT_OUT: &str = "docs/results.md";
 /// Where the results are that it shows.
@@ -331,13 +329,10 @@ fn spins(cells: &[&Cell], results: &[CellResult]) -> String {
 
 /// A cell in which nobody spun has no row.
 fn spins_row(result: &CellResult) -> Option<String> {
-    let schedulers = [STOCK.to_owned(), Variant::usual().name];
-    let (sided, alone): (Vec<&SpinExits>, Vec<&SpinExits>) = result
-        .spins
-        .iter()
-        .partition(|spins| schedulers.contains(&spins.who));
-    let of = |who: &String| sided.iter().find(|spins| spins.who == *who);
-    let (stock, cohort) = (of(&schedulers[0])?.per_s, of(&schedulers[1])?.per_s);
+    let [alone @ .., stock, cohort] = result.spins.as_slice() else {
+        return None;
+    };
+    let (stock, cohort) = (stock.per_s, cohort.per_s);
     if stock < 1.0 && cohort < 1.0 {
         return None;
     }
@@ -531,7 +526,7 @@ mod tests {
     use cohort::commands::compare::progress::{Progress, VmRate};
 
     use super::*;
-    use crate::cell::{Alone, OpCost, Workload, example};
+    use crate::cell::{Alone, OpCost, SpinExits, Workload, example};
     use crate::inside::info;
 
     fn run(scheduler: &str, seed: u64, rates: [f64; 2], p99_us: Option<f64>) -> Run {
