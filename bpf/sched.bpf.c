@@ -127,14 +127,15 @@ static s32 cpu_outside(const struct domain *d, s32 cpu, u64 avoided, u64 cpus)
 static s32 waiting_place(struct task_struct *p, struct task_ctx *tc,
 			 s32 prev_cpu)
 {
-	struct task_ctx *waker =
-		lookup_task_may_fail(bpf_get_current_task_btf());
-	s32 here = bpf_get_smp_processor_id(), cpu;
-	struct cpu_state *c = lookup_cpu(here);
+	s32 here = bpf_get_smp_processor_id();
+	s32 cpu = lacking_cpu_for(p, tc, prev_cpu);
+	struct task_ctx *waker;
+	struct cpu_state *c;
 
-	cpu = lacking_cpu_for(p, tc, prev_cpu);
 	if (cpu >= 0)
 		return cpu;
+	waker = lookup_task_may_fail(bpf_get_current_task_btf());
+	c = lookup_cpu(here);
 	if (c && waker && waker->group == tc->group &&
 	    domain_of(here) == domain_of(prev_cpu) &&
 	    bpf_cpumask_test_cpu(here, p->cpus_ptr) &&
