@@ -10,7 +10,8 @@
  *   directory=PATH       files: counts when a file in this folder was written and closed,
  *   file=PATH, byte=N    said: counts when this byte appears in this FIFO,
  *   operations=N         and this many operations each time
- *   file=PATH            asks: the socket of the redis server that is asked
+ *   file=PATH            asks: the socket of the server that is asked,
+ *   protocol=NAME        redis or postgres
  *   counters_file=PATH   count in this file instead of an anonymous page (to try a workload without a guest)
  *
  * `workload calibrate` prints how many iterations of work take a millisecond here, and ends. `workload once work=N`
@@ -47,6 +48,7 @@ struct options options = { .work = 1500000,
 			   .directory = ".",
 			   .file = "said",
 			   .byte = '\n',
+			   .protocol = "redis",
 			   .operations = 1 };
 
 static const struct workload {
@@ -70,7 +72,7 @@ static const struct workload {
 	{ .name = "rcu", .body = rcu_body, .more_threads = 1 },
 	{ .name = "files", .body = files_body, .prepare = files_prepare },
 	{ .name = "said", .body = said_body, .prepare = said_prepare },
-	{ .name = "asks", .body = asks_body },
+	{ .name = "asks", .body = asks_body, .prepare = asks_prepare },
 };
 
 static const struct workload *chosen;
@@ -127,6 +129,8 @@ static void parse_option(char *option)
 		options.directory = value;
 	else if (!strcmp(option, "file"))
 		options.file = value;
+	else if (!strcmp(option, "protocol"))
+		options.protocol = value;
 	else if (!strcmp(option, "byte"))
 		options.byte = number(option, value);
 	else if (!strcmp(option, "operations"))

@@ -45,9 +45,10 @@ struct options {
 	bool sleeping;
 	/* Files only: the folder to watch. */
 	const char *directory;
-	/* Said: the FIFO, and the byte that counts there. Asks: the server's socket. */
+	/* Said: the FIFO, and the byte that counts there. Asks: the server's socket, and what it is. */
 	const char *file;
 	char byte;
+	const char *protocol;
 	/* Files and said: what one file, or one byte, stands for. */
 	uint64_t operations;
 };
@@ -72,6 +73,9 @@ void files_prepare(void);
 
 /* Opens the FIFO. */
 void said_prepare(void);
+
+/* Knows how the server is asked. */
+void asks_prepare(void);
 
 /* Ends the guest (and with it the test) with a sentence on the console. */
 void die(const char *what) __attribute__((noreturn));

@@ -178,6 +178,8 @@ pub enum Workload {
     Rcu,
     /// A GET of one of 8 clients of redis.
     Redis,
+    /// A transaction of one of 8 clients of postgres.
+    Postgres,
     /// The life of a file in dbench.
     Dbench,
     /// Sharpens a picture with vips.
@@ -208,6 +210,7 @@ impl Workload {
             Self::Fork => "fork",
             Self::Rcu => "rcu",
             Self::Redis => "redis",
+            Self::Postgres => "postgres",
             Self::Dbench => "dbench",
             Self::Vips => "vips",
             Self::Restic => "restic",

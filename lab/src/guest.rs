@@ -19,14 +19,15 @@ pub const OWN_WORKLOADS: [&str; 9] = [
     "tlb", "spin", "pipe", "barrier", "busy", "rcu", "latency", "fork", "mapping",
 ];
 /// Real workloads: programs of the guests' image, run by the scripts of the same names in `lab/guest/real`.
-pub const REAL_WORKLOADS: [&str; 7] = [
-    "redis", "dbench", "vips", "restic", "pbzip2", "sysbench", "make",
+pub const REAL_WORKLOADS: [&str; 8] = [
+    "redis", "postgres", "dbench", "vips", "restic", "pbzip2", "sysbench", "make",
 ];
 /// What the guests' initrd has in /real.
-const REAL_SCRIPTS: [(&str, &[u8]); 9] = [
+const REAL_SCRIPTS: [(&str, &[u8]); 10] = [
     ("enter", include_bytes!("../guest/real/enter")),
     ("run", include_bytes!("../guest/real/run")),
     ("redis", include_bytes!("../guest/real/redis")),
+    ("postgres", include_bytes!("../guest/real/postgres")),
     ("dbench", include_bytes!("../guest/real/dbench")),
     ("vips", include_bytes!("../guest/real/vips")),
     ("restic", include_bytes!("../guest/real/restic")),
@@ -144,7 +145,7 @@ fn add_entry(archive: &mut File, entry: Builder, content: &[u8]) -> io::Result<(
 #[cfg(test)]
 mod tests {
     use std::io::Read;
-    use std::os::unix::net::UnixListener;
+    use std::os::unix::net::{UnixListener, UnixStream};
     use std::process::{Child, Command, Stdio};
     use std::thread::sleep;
     use std::time::{Duration, Instant};
@@ -418,6 +419,53 @@ mod tests {
         assert!(latencies.quantile(0.5).unwrap() >= 15e6);
         // Another answer ends it, and with it a guest.
         client.write_all(b"-ERR\r\n").unwrap();
+        assert!(!workload.process.wait().unwrap().success());
+    }
+
+    /// A message of postgres.
+    fn message(letter: &[u8], content: &[u8]) -> Vec<u8> {
+        let length = u32::try_from(4 + content.len()).unwrap().to_be_bytes();
+        [letter, &length, content].concat()
+    }
+
+    #[test]
+    fn postgres_is_asked_as_its_own_clients_do() {
+        let folder = tempfile::tempdir().unwrap();
+        let socket = folder.path().join("socket");
+        let server = UnixListener::bind(&socket).unwrap();
+        let file = format!("file={}", socket.display());
+        let mut workload =
+            NativeWorkload::start(&["asks", &file, "protocol=postgres", "threads=1"]);
+        let (mut client, _) = server.accept().unwrap();
+        let greeting = message(b"", b"\0\x03\0\0user\0nobody\0database\0postgres\0\0");
+        let mut said = vec![0; greeting.len()];
+        client.read_exact(&mut said).unwrap();
+        assert_eq!(said, greeting);
+        let ready = message(b"Z", b"I");
+        client
+            .write_all(&[message(b"R", &[0; 4]), ready.clone()].concat())
+            .unwrap();
+        let read_request = |client: &mut UnixStream| {
+            let mut head = [0; 5];
+            client.read_exact(&mut head).unwrap();
+            assert_eq!(head[0], b'Q');
+            let length = u32::from_be_bytes(head[1..].try_into().unwrap());
+            let mut text = vec![0; length as usize - 4];
+            client.read_exact(&mut text).unwrap();
+            assert!(text.starts_with(b"UPDATE pgbench_accounts") && text.ends_with(b")\0"));
+        };
+        // In two pieces, the first of which ends within a message, as it may come.
+        let answer = [message(b"C", b"UPDATE 1\0"), ready].concat();
+        let (first, rest) = answer.split_at(answer.len() - 3);
+        read_request(&mut client);
+        client.write_all(first).unwrap();
+        sleep(Duration::from_millis(20));
+        assert_eq!(workload.word(COUNTER_SLOT_BYTES), Some(0));
+        client.write_all(rest).unwrap();
+        read_request(&mut client);
+        assert_eq!(workload.word(COUNTER_SLOT_BYTES), Some(1));
+        // An error ends it, and with it a guest.
+        client.write_all(&message(b"E", b"\0")).unwrap();
         assert!(!workload.process.wait().unwrap().success());
     }
 

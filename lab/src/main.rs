@@ -20,6 +20,9 @@ enum Command {
     Boot(outside::boot::Options),
     /// Measure cells of the matrix (lab/matrix.toml), each in an L1 of its own
     Bench(outside::bench::Options),
+    /// Have `cohort compare` compare the schedulers beside the VMs of a cell, as an operator would; its page and a picture are
+    /// left in out/compare
+    Compare(outside::compare::Options),
     /// Write docs/results.md from what the bench measured
     Report(outside::report::Options),
     /// List the kernels of the Debian mirror and which can load a sched_ext scheduler
@@ -35,6 +38,7 @@ fn main() -> ExitCode {
     let result = match Cli::parse().command {
         Command::Boot(options) => outside::boot::boot(&options),
         Command::Bench(options) => outside::bench::bench(&options),
+        Command::Compare(options) => outside::compare::compare(&options),
         Command::Report(options) => outside::report::report(&options),
         Command::Kernels(options) => outside::cli::kernels(&options),
         Command::Image(options) => outside::cli::image(&options),

@@ -247,12 +247,23 @@ impl<'a> Bench<'a> {
             })
         };
         let cpus = &self.lab.guest_cpus;
-        let record = || drawing::record(title, cpus, vms().collect(), length);
-        look_at(&self.subjects, cpus, 1, self.timing().settle, record)
+        self.look(|_| drawing::record(title, cpus, vms().collect(), length))
+    }
+
+    /// Looks at all members while they run, from the first seed, under whatever schedules.
+    pub(super) fn look<T>(&self, look: impl FnOnce(&[Box<dyn Subject>]) -> Result<T>) -> Result<T> {
+        let look = || look(&self.subjects);
+        let settle = self.timing().settle;
+        look_at(&self.subjects, &self.lab.guest_cpus, 1, settle, look)
+    }
+
+    /// What the members are called.
+    pub(super) fn names(&self) -> impl Iterator<Item = &str> {
+        self.members.iter().map(|member| member.name.as_str())
     }
 
     /// What each member does alone, by that of the first of its kind.
-    fn alone_of_each(&self, alone: &[Alone]) -> Result<Vec<Alone>> {
+    pub(super) fn alone_of_each(&self, alone: &[Alone]) -> Result<Vec<Alone>> {
         let of_member = |index: usize| {
             let first = &self.members[self.first_of_its_kind(index)].name;
             let found = alone.iter().find(|alone| alone.name == *first).cloned();

@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use super::info::LabInfo;
-use super::{demo, process};
+use super::{compare, demo, process};
 use crate::cell::Cell;
 use anyhow::{Context, Result};
 use clap::Subcommand;
@@ -19,6 +19,8 @@ pub enum Command {
         #[arg(long)]
         each_mechanism: bool,
     },
+    /// Have `cohort compare` compare the schedulers beside the VMs of a cell
+    Compare(compare::Options),
     /// Draw and measure three VMs in locks under the stock scheduler, then under Cohort
     Demo(demo::Options),
 }
@@ -47,6 +49,7 @@ pub fn run(command: &Command) -> Result<()> {
             let cell: Cell = serde_json::from_str(cell).context("That is no cell")?;
             super::cell::run(&enter_lab()?, &cell, *each_mechanism)
         }
+        Command::Compare(options) => compare::run(&enter_lab()?, options),
         Command::Demo(options) => demo::run(&enter_lab()?, options),
     }
 }

@@ -6,6 +6,7 @@ pub mod booted;
 pub mod cell;
 pub mod cgroup;
 pub mod cli;
+pub mod compare;
 pub mod demo;
 pub mod drawing;
 pub mod hooks;

@@ -138,7 +138,7 @@ fn default_jobs() -> u32 {
     }
 }
 
-fn chosen<'a>(matrix: &'a Matrix, names: &[String]) -> Result<Vec<&'a Cell>> {
+pub(super) fn chosen<'a>(matrix: &'a Matrix, names: &[String]) -> Result<Vec<&'a Cell>> {
     for name in names {
         ensure!(
             matrix.cells.iter().any(|cell| cell.name == *name),
@@ -289,28 +289,14 @@ impl Job<'_> {
         wait(child)
     }
 
-    /// The one place that knows what L1 such a cell needs.
     fn command(&self) -> Result<Command> {
-        let cell = self.cell;
-        let lab = std::env::current_exe().context("The lab cannot find its own program file.")?;
-        let mut command = Command::new(lab);
-        command
-            .arg("boot")
-            .args(["--cpus", &cell.cpus.to_string()])
-            .args(["--sockets", &cell.sockets.to_string()])
-            .args(["--vendor", cell.vendor.name()])
-            .args(["--timeout-s", &TIMEOUT_S.to_string()])
-            .arg("--out")
-            .arg(self.folder());
-        if cell.needs_guest_image() {
-            command.arg("--guest-image");
-        }
+        let mut command = boot_for(self.cell, &self.folder())?;
         if let Some(kernel) = self.kernel {
             command.args(["--kernel", kernel]);
         }
         command
             .args(["--", "lab", "inside", "cell"])
-            .arg(serde_json::to_string(cell)?);
+            .arg(serde_json::to_string(self.cell)?);
         if self.each_mechanism {
             command.arg("--each-mechanism");
         }
@@ -332,6 +318,24 @@ impl Job<'_> {
         let lines: Vec<&str> = text.lines().collect();
         lines[lines.len().saturating_sub(LAST_LINES)..].join("\n")
     }
+}
+
+/// `lab boot` with what L1 needs for `cell`, whose files are to be in `folder`; the command inside is left to the caller.
+pub(super) fn boot_for(cell: &Cell, folder: &Path) -> Result<Command> {
+    let lab = std::env::current_exe().context("The lab cannot find its own program file.")?;
+    let mut command = Command::new(lab);
+    command
+        .arg("boot")
+        .args(["--cpus", &cell.cpus.to_string()])
+        .args(["--sockets", &cell.sockets.to_string()])
+        .args(["--vendor", cell.vendor.name()])
+        .args(["--timeout-s", &TIMEOUT_S.to_string()])
+        .arg("--out")
+        .arg(folder);
+    if cell.needs_guest_image() {
+        command.arg("--guest-image");
+    }
+    Ok(command)
 }
 
 /// Waits for a child; it is told to stop when the lab is.

@@ -8,6 +8,7 @@ pub mod built;
 pub mod bzimage;
 pub mod cache;
 pub mod cli;
+pub mod compare;
 pub mod console;
 pub mod cpio;
 pub mod image;

@@ -467,7 +467,7 @@ fn latencies(cells: &[&Cell], results: &[CellResult]) -> String {
         return rows;
     }
     format!(
-        "\nHow long timed operations took, in us: how late a sleeper went on (`latency`), a grace period (`rcu`), or the answer to a request (`redis`).\n\n\
+        "\nHow long timed operations took, in us: how late a sleeper went on (`latency`), a grace period (`rcu`), or the answer to a request (`redis`, `postgres`).\n\n\
          | cell | scheduler | whose | median | 99 % | longest |\n|---|---|---|---|---|---|\n{rows}\n{NOT_MODELLED}\n"
     )
 }
