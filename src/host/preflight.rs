@@ -45,7 +45,7 @@ pub enum Refusal {
     /// A kernel that is not to be used with sched_ext.
     #[error(
         "Linux {release} is known to be bad: {why}. Boot another kernel: Cohort is tested with 7.2.13 and 7.3.4. Or accept \
-         the risk with --known-bad-kernel."
+         the risk: `cohort run --known-bad-kernel`, `cohort compare --scheduler \"cohort --known-bad-kernel\"`."
     )]
     KnownBad {
         /// The running kernel.
@@ -77,7 +77,7 @@ pub enum Refusal {
     },
     /// The caller lacks capabilities.
     #[error(
-        "Cohort lacks {missing}: loading a scheduler and looking at all threads need it. Run it \
+        "Cohort lacks {missing}, without which it cannot look at all threads and into the kernel. Run it \
          as root, or give the service these capabilities."
     )]
     NoPrivileges {
@@ -90,6 +90,17 @@ pub enum Refusal {
          one at a time. Stop it (for example: systemctl stop scx), then start Cohort again."
     )]
     OtherScheduler {
+        /// As in /sys/kernel/sched_ext/root/ops.
+        name: String,
+        /// As in /sys/kernel/sched_ext/state.
+        state: String,
+    },
+    /// Cohort is there already.
+    #[error(
+        "Cohort schedules this host already ({name:?} is loaded, {state}), and the kernel runs only one scheduler at a \
+         time. Stop it first (systemctl stop cohort, or end `cohort run`), and start it again afterwards."
+    )]
+    CohortRuns {
         /// As in /sys/kernel/sched_ext/root/ops.
         name: String,
         /// As in /sys/kernel/sched_ext/state.
@@ -126,6 +137,7 @@ impl Refusal {
             Refusal::UnsoundBtf { .. } => Exit::UnsoundBtf,
             Refusal::NoPrivileges { .. } => Exit::NoPrivileges,
             Refusal::OtherScheduler { .. } => Exit::OtherScheduler,
+            Refusal::CohortRuns { .. } => Exit::AlreadyRunning,
             Refusal::CoreScheduling(_) | Refusal::CoreSchedulingUnknown(_) => Exit::CoreScheduling,
             Refusal::Unreadable { .. } => Exit::Failure,
         }
@@ -140,10 +152,15 @@ impl From<Refusal> for Failure {
 
 /// Checks what stays as it is: the machine, the kernel and the caller.
 pub fn check_host(host: &Host) -> Result<(), Refusal> {
+    check_machine(host)?;
+    check_privileges(host)
+}
+
+/// The same without the caller.
+pub fn check_machine(host: &Host) -> Result<(), Refusal> {
     check_architecture(arch::SCHEDULER_LACKS)?;
     check_kernel(host)?;
-    check_btf(host)?;
-    check_privileges(host)
+    check_btf(host)
 }
 
 /// Checks what the observer needs of the caller.
@@ -271,7 +288,10 @@ fn check_no_other_scheduler(host: &Host) -> Result<(), Refusal> {
             _ => {
                 // It may leave between the two reads: then it has no name.
                 let name = scheduler_name(host).unwrap_or_default();
-                return Err(Refusal::OtherScheduler { name, state });
+                return Err(match name.starts_with("cohort") {
+                    true => Refusal::CohortRuns { name, state },
+                    false => Refusal::OtherScheduler { name, state },
+                });
             }
         }
     }
@@ -408,6 +428,15 @@ mod tests {
         let refusal = check_no_other_scheduler(&fixture.host()).expect_err("one is loaded");
         assert_eq!(refusal.exit(), Exit::OtherScheduler);
         assert!(refusal.to_string().contains("\"lavd_1.0\""));
+    }
+
+    #[test]
+    fn who_finds_cohort_itself_is_told_to_stop_that() {
+        let fixture = with_sched_ext(Fixture::new(), "enabled")
+            .with("sys/kernel/sched_ext/root/ops", "cohort_0.1.0\n");
+        let refusal = check_no_other_scheduler(&fixture.host()).expect_err("it is loaded");
+        assert_eq!(refusal.exit(), Exit::AlreadyRunning);
+        assert!(refusal.to_string().contains("systemctl stop cohort"));
     }
 
     #[test]

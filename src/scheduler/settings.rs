@@ -9,7 +9,7 @@ use crate::process::exit::{Exit, Failure};
 use crate::scheduler::exceptions::Exception;
 use crate::scheduler::mechanism::{Mechanism, Mechanisms, Switch};
 use crate::text::duration::{self, MICROSECOND, MILLISECOND, SECOND};
-use anyhow::{Context, Result, anyhow};
+use anyhow::{Result, anyhow, bail};
 use clap::{Args, Parser, ValueEnum};
 use serde::Deserialize;
 use std::fmt::Display;
@@ -83,12 +83,10 @@ impl SettingsSource {
             Err(error) if self.config.is_none() && error.kind() == ErrorKind::NotFound => {
                 Ok((SettingsFile::default(), None))
             }
-            Err(error) => Err(error).with_context(|| {
-                format!(
-                    "the settings in {} cannot be read; --config names another file, and --config /dev/null does without",
-                    path.display()
-                )
-            }),
+            Err(error) => bail!(
+                "the settings in {} cannot be read ({error}); --config names another file, and --config /dev/null does without",
+                path.display()
+            ),
         }
     }
 }
@@ -104,9 +102,8 @@ pub struct RunOptions {
     /// Shorter slices let a waiting vCPU run sooner, which helps guests that
     /// answer requests or hold locks; each switch costs a VM exit and warm
     /// caches, so longer slices give more throughput to guests that only
-    /// compute. While tasks wait, a timer ends turns at each multiple of it, or of
-    /// a part of it (--ready-wait). 100us to 100ms; a number without a unit is in
-    /// microseconds.
+    /// compute. While tasks wait, a timer ends turns: one lasts a slice, or a part of
+    /// it (--ready-wait). 100us to 100ms; a number without a unit is in microseconds.
     #[arg(long, value_name = "TIME", visible_alias = "slice-us", value_parser = |text: &str| SLICE.parse(text))]
     slice: Option<Duration>,
 
@@ -122,8 +119,8 @@ pub struct RunOptions {
 
     /// How long a VM waits for its turn at most, where many VMs want the same CPUs [default: 24ms]
     ///
-    /// A round is as many turns as tasks wait for each CPU. When a round and a half
-    /// takes longer, turns become shorter than a slice: a half, at least a quarter. A
+    /// A round is the time in which everybody who waits has one turn. When a round and a
+    /// half takes longer, turns become shorter than a slice: a half, at least a quarter. A
     /// small value makes crowded hosts answer sooner; the switches cost throughput. VMs
     /// of little weight wait longer, as they are entitled to less. 1ms to 1s; a number
     /// without a unit is in milliseconds.
@@ -142,7 +139,8 @@ pub struct RunOptions {
     ///
     /// This shows what the mechanism is worth on this host (`cohort compare` takes such
     /// command lines), and helps where the mechanism harms. What is given here
-    /// replaces the list in the file; `cohort set` switches mechanisms later.
+    /// replaces the list in the file; `cohort set` switches mechanisms later. Whom each
+    /// helps and hurts: /usr/share/doc/cohort/mechanisms.
     #[arg(long, value_name = "MECHANISM")]
     off: Vec<Mechanism>,
 
@@ -409,10 +407,8 @@ impl SettingsFile {
     }
 
     fn parse(text: &str) -> Result<Self, FileError> {
-        let toml: SettingsToml = toml::from_str(text).map_err(|error| {
-            let at = error.span().map_or(0, |span| span.start);
-            FileError::new(text, at, error.message().trim_end())
-        })?;
+        let toml: SettingsToml =
+            toml::from_str(text).map_err(|error| FileError::of_toml(text, &error))?;
         let duration = |key: &str, value: Option<Spanned<Written>>, limits: &Limits| {
             let Some(value) = value else { return Ok(None) };
             let at = value.span().start;
@@ -461,6 +457,16 @@ impl FileError {
             line: 1 + before.iter().filter(|&&byte| byte == b'\n').count(),
             sentence: sentence.to_string(),
         }
+    }
+
+    /// With the line itself: the message alone does not name the key.
+    fn of_toml(text: &str, error: &toml::de::Error) -> Self {
+        let at = error.span().map_or(0, |span| span.start);
+        let mut it = Self::new(text, at, error.message().trim_end());
+        if let Some(line) = text.lines().nth(it.line - 1) {
+            it.sentence += &format!(" (in the line `{}`)", line.trim());
+        }
+        it
     }
 }
 

@@ -13,7 +13,7 @@ use crate::host::private;
 use crate::process::exit::{Exit, Failure};
 use crate::scheduler::mechanism::Switch;
 use crate::scheduler::metrics::{HostStats, MechanismStats, Reading, VmStats};
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use crossbeam_channel::{Receiver, Select, Sender};
 use nix::unistd::{Gid, Group};
 use scx_stats::prelude::*;
@@ -81,16 +81,16 @@ fn connect_at(path: &Path, who: &str, patience: Duration) -> Result<StatsClient,
         let (exit, sentence) = match kind {
             Some(io::ErrorKind::PermissionDenied) => (
                 Exit::NoPrivileges,
-                format!("only {who} may connect to {path}"),
+                format!("only {who} may connect to {path} ({error:#})"),
             ),
             _ => (
                 Exit::NotRunning,
                 format!(
-                    "nobody answers at {path}, so no `cohort run` is running here. Start it first"
+                    "nobody answers at {path} ({error:#}), so no `cohort run` is running here. Start it first"
                 ),
             ),
         };
-        Failure::new(exit, error.context(sentence))
+        Failure::new(exit, anyhow!(sentence))
     })
 }
 

@@ -290,7 +290,7 @@ impl Job<'_> {
     }
 
     fn command(&self) -> Result<Command> {
-        let mut command = boot_for(self.cell, &self.folder())?;
+        let mut command = boot_for(self.cell, &self.folder(), TIMEOUT_S)?;
         if let Some(kernel) = self.kernel {
             command.args(["--kernel", kernel]);
         }
@@ -320,8 +320,9 @@ impl Job<'_> {
     }
 }
 
-/// `lab boot` with what L1 needs for `cell`, whose files are to be in `folder`; the command inside is left to the caller.
-pub(super) fn boot_for(cell: &Cell, folder: &Path) -> Result<Command> {
+/// `lab boot` with what L1 needs for `cell`, whose files are to be in `folder`, and which has `timeout_s` seconds of our time.
+/// The command inside is left to the caller.
+pub(super) fn boot_for(cell: &Cell, folder: &Path, timeout_s: u32) -> Result<Command> {
     let lab = std::env::current_exe().context("The lab cannot find its own program file.")?;
     let mut command = Command::new(lab);
     command
@@ -329,7 +330,7 @@ pub(super) fn boot_for(cell: &Cell, folder: &Path) -> Result<Command> {
         .args(["--cpus", &cell.cpus.to_string()])
         .args(["--sockets", &cell.sockets.to_string()])
         .args(["--vendor", cell.vendor.name()])
-        .args(["--timeout-s", &TIMEOUT_S.to_string()])
+        .args(["--timeout-s", &timeout_s.to_string()])
         .arg("--out")
         .arg(folder);
     if cell.needs_guest_image() {

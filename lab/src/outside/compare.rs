@@ -13,6 +13,9 @@ use crate::cell::Matrix;
 /// Where the page and the picture are left.
 const FOLDER: &str = "out/compare";
 
+/// Seconds of our time; each exchange of schedulers takes a minute or two.
+const TIMEOUT_S: u32 = 7200;
+
 /// Options of `lab compare`.
 #[derive(Debug, Args)]
 pub struct Options {
@@ -31,7 +34,7 @@ pub fn compare(options: &Options) -> Result<u8> {
     let matrix = Matrix::read(&options.cells)?;
     let cells = chosen(&matrix, std::slice::from_ref(&options.name))?;
     let cell = cells.first().context("A cell was chosen")?;
-    let mut command = boot_for(cell, Path::new(FOLDER))?;
+    let mut command = boot_for(cell, Path::new(FOLDER), TIMEOUT_S)?;
     command
         .args(["--", "lab", "inside", "compare"])
         .args(["--html", "/out/compare.html", "--svg", "/out/compare.svg"])

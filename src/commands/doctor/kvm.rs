@@ -6,7 +6,7 @@ use crate::commands::finding::{Finding, Severity};
 use crate::host::arch::{self, SpinParameter};
 use crate::host::kvm::KvmWatch;
 use crate::host::paths::Host;
-use crate::host::preflight::{self, Refusal};
+use crate::host::preflight;
 use std::fs;
 
 pub fn findings(host: &Host) -> Vec<Finding> {
@@ -22,8 +22,7 @@ pub fn findings(host: &Host) -> Vec<Finding> {
     let mut findings = vec![nested(host), polling(host)];
     findings.extend(spin_exits(host));
     // Without privileges the kernel does not tell, which is a finding already (readiness.rs).
-    let refusal = preflight::check_privileges(host).err();
-    if !matches!(refusal, Some(Refusal::NoPrivileges { .. })) {
+    if preflight::check_privileges(host).is_ok() {
         findings.push(sight(host));
     }
     findings
@@ -92,9 +91,9 @@ fn sight(host: &Host) -> Finding {
             return Finding::new(
                 "sight",
                 Severity::Refused,
-                "KVM cannot be looked into",
-                "vCPUs cannot be told from other threads, so only `cohort doctor` works here",
-                format!("{error:#}"),
+                format!("KVM cannot be looked into: {error:#}"),
+                "vCPUs cannot be told from other threads, so of this host only `cohort doctor` can tell",
+                "boot a kernel that shows its symbols: see \"Refusals\" in /usr/share/doc/cohort/running.md",
             );
         }
     };

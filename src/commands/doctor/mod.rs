@@ -9,6 +9,7 @@ mod vms;
 
 use crate::commands::finding::{Finding, Severity, text};
 use crate::host::paths::Host;
+use crate::host::preflight;
 use crate::process::exit::{Exit, Failure};
 use crate::scheduler::settings::SettingsSource;
 use crate::text::table::{json_line, print};
@@ -50,7 +51,7 @@ pub fn examine(host: &Host, settings: &SettingsSource) -> Vec<Finding> {
 /// Prints what was found.
 ///
 /// # Errors
-/// With [`Exit::Unfit`] or [`Exit::Advice`] for the worst finding, with [`Exit::BadRecording`] for a recording that cannot be read,
+/// With [`Exit::NoPrivileges`] if only part of the host was seen, else with [`Exit::Unfit`] or [`Exit::Advice`] for the worst finding, with [`Exit::BadRecording`] for a recording that cannot be read,
 /// and when nothing can be printed.
 pub fn doctor(options: &DoctorOptions, host: &Host) -> Result<(), Failure> {
     let (mut findings, failures) = match options.recordings.as_slice() {
@@ -67,6 +68,12 @@ pub fn doctor(options: &DoctorOptions, host: &Host) -> Result<(), Failure> {
     }
     if let Some(failure) = failures.into_iter().next() {
         return Err(failure);
+    }
+    if options.recordings.is_empty() && preflight::check_privileges(host).is_err() {
+        return Err(Failure::new(
+            Exit::NoPrivileges,
+            anyhow!("only a part of this host was seen; run `sudo cohort doctor`"),
+        ));
     }
     match worst {
         Some(Severity::Refused) => Err(Failure::new(

@@ -20,7 +20,7 @@ const MEDDLERS: [(&str, &str); 3] = [
 ];
 
 pub fn findings(host: &Host) -> Vec<Finding> {
-    let machine = preflight::check_host(host).and_then(|()| preflight::check_known_bad(host));
+    let machine = preflight::check_machine(host).and_then(|()| preflight::check_known_bad(host));
     let release = fs::read_to_string(host.proc.join("sys/kernel/osrelease")).unwrap_or_default();
     let lacks = match machine {
         Ok(()) => Features::of_this_kernel().blind_spots(),
@@ -43,6 +43,11 @@ pub fn findings(host: &Host) -> Vec<Finding> {
         ),
         Err(refusal) => refused("kernel", &refusal),
     }];
+    findings.extend(
+        preflight::check_privileges(host)
+            .err()
+            .map(|refusal| refused("privileges", &refusal)),
+    );
     findings.push(match preflight::loaded_scheduler(host).as_deref() {
         None => Finding::fine("scheduler", "no other sched_ext scheduler is loaded"),
         Some(name) if name.starts_with("cohort") => Finding::fine("scheduler", "Cohort runs"),
@@ -94,7 +99,14 @@ fn core_scheduling(possible: bool) -> Finding {
 
 fn refused(check: &'static str, refusal: &Refusal) -> Finding {
     let (why, mend) = match refusal {
-        Refusal::NoPrivileges { .. } => ("nothing else can be told for sure", "sudo cohort doctor"),
+        Refusal::NoPrivileges { .. } => (
+            "what belongs to others is not seen: VMs, for example, so nothing below is sure",
+            "sudo cohort doctor",
+        ),
+        Refusal::KnownBad { .. } => (
+            "hosts were seen to hang",
+            "boot another kernel: /usr/share/doc/cohort/kernels.md lists which are known to work",
+        ),
         Refusal::CoreScheduling(_) => (
             "Cohort does not obey cookies: it would break the protection, and such hosts were seen to hang",
             "turn core scheduling off for this workload, or keep the kernel's scheduler",
@@ -138,6 +150,17 @@ mod tests {
         let finding = found(&findings(&fixture.host()), "kernel");
         assert_eq!(finding.severity, Severity::Refused);
         assert!(finding.seen.contains("6.12.1"), "{finding:?}");
+    }
+
+    #[test]
+    fn missing_privileges_are_a_finding_beside_that_of_the_kernel() {
+        let fixture = Fixture::new()
+            .with("proc/sys/kernel/osrelease", "6.12.1\n")
+            .with("proc/self/status", "CapEff:\t0000000000000000\n");
+        let findings = findings(&fixture.host());
+        assert_eq!(severity(&findings, "kernel"), Severity::Refused);
+        let finding = found(&findings, "privileges");
+        assert_eq!(finding.mend, "sudo cohort doctor");
     }
 
     #[test]
