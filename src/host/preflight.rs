@@ -269,6 +269,11 @@ pub fn check_privileges(host: &Host) -> Result<(), Refusal> {
     }
 }
 
+/// Whether the caller lacks some of them, as far as that can be told.
+pub fn lacks_privileges(host: &Host) -> bool {
+    matches!(check_privileges(host), Err(Refusal::NoPrivileges { .. }))
+}
+
 /// Waits while a scheduler leaves, because its process may be gone already and
 /// nobody else can be asked to wait.
 fn check_no_other_scheduler(host: &Host) -> Result<(), Refusal> {
@@ -418,7 +423,7 @@ mod tests {
         let fixture = Fixture::new().with("proc/self/status", "CapEff:\t0000017fffffffff\n");
         let refusal = check_privileges(&fixture.host()).expect_err("one is missing");
         assert_eq!(refusal.exit(), Exit::NoPrivileges);
-        assert!(refusal.to_string().starts_with("Cohort lacks CAP_BPF:"));
+        assert!(refusal.to_string().starts_with("Cohort lacks CAP_BPF,"));
     }
 
     #[test]

@@ -57,7 +57,7 @@ impl Default for Kept {
 /// The options of commands that record.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct RecordOptions {
-    /// Also write each window, of all VMs, to this new file, compressed, for `cohort top --replay`
+    /// Also write each window, of all VMs, to this new file, compressed, which `top` and `export` (--replay), `why`, `ready` and `doctor` (--recording) read
     #[arg(long, value_name = "FILE")]
     record: Option<PathBuf>,
 

@@ -36,7 +36,7 @@ pub enum Exit {
     CoreScheduling = 14,
     /// The processor architecture is not supported.
     Architecture = 15,
-    /// Another `cohort run` is running.
+    /// Cohort runs already.
     AlreadyRunning = 16,
     /// Hosts were seen to hang under this kernel.
     KnownBadKernel = 17,
@@ -107,9 +107,11 @@ impl Exit {
             }
             Exit::Failure => "a failure described on standard error",
             Exit::Usage => "wrong command line",
-            Exit::Config => "configuration file missing or wrong",
+            Exit::Config => "settings that are missing, wrong, or do not fit together",
             Exit::OutputClosed => "standard output was closed by its reader",
-            Exit::BadRecording => "a recording is missing, damaged or of another format",
+            Exit::BadRecording => {
+                "a recording is missing, damaged or of another format, or holds nothing of the time that was asked for"
+            }
             Exit::NoPrivileges => {
                 "not root, or capabilities missing; for `stats`, `set`: the caller may not connect"
             }
@@ -120,7 +122,7 @@ impl Exit {
                 "core scheduling is in use (at the start, or later: then Cohort has left)"
             }
             Exit::Architecture => "unsupported processor architecture",
-            Exit::AlreadyRunning => "another `cohort run` is running",
+            Exit::AlreadyRunning => "Cohort runs already",
             Exit::KnownBadKernel => "kernel that is known to hang hosts with sched_ext",
             Exit::LoadRejected => {
                 "the kernel rejected the scheduler, or the observer of `watch`, `top` and others"

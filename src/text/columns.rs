@@ -247,8 +247,9 @@ impl Column {
                 "IPIp50us",
                 "ipi_to_run",
                 "from an IPI to a waiting vCPU until it runs, median: less than so many us",
-                "from when a fixed IPI to one vCPU is sent while that waits for a CPU, from when that loses its CPU before it has \
-                 answered, or from when that wakes by it, until it runs; by powers of two",
+                "how long the receiver of a fixed IPI to one vCPU waits for a CPU; it begins when the IPI is sent, if the receiver \
+                 waits already; or when that loses its CPU before it has answered; or when the IPI wakes it; it ends when the \
+                 receiver runs; by powers of two",
                 "above 1,000",
             ),
             Column::IpiTail => about(
@@ -418,7 +419,7 @@ Two suites of tests compare these numbers with others that do not come from the 
         }
         page += "\n## Fields of JSON without a column\n\n\
                  A VM also has `vcpus`, each of its vCPUs by its number in the VM. `longest_off_cpu` and `takers` also have\n\
-                 `ready_us`: how long was waited for a CPU, in microseconds.\n\n";
+                 `ready_us`: how long was waited for a CPU, in microseconds (a number, not the histogram of the table above).\n\n";
         let has_column = |name: &str| {
             Column::ALL
                 .iter()

@@ -38,10 +38,10 @@ pub fn findings(host: &Host) -> Vec<Finding> {
         None => Finding::fine("tick", "all CPUs tick"),
         Some(cpus) => Finding::new(
             "tick",
-            Severity::Warning,
+            Severity::Note,
             format!("CPUs {cpus} may run without a tick (nohz_full)"),
-            "slices and caps end at ticks",
-            "remove nohz_full= from the kernel's command line",
+            "not under Cohort: there a CPU has its tick while it is busy",
+            "keep off these CPUs what must not be interrupted, or leave this host to the kernel's scheduler",
         ),
     });
     findings.push(cgroup_version(host));
@@ -125,7 +125,7 @@ mod tests {
                 "sys/devices/system/cpu/nohz_full",
                 "2-3\n",
                 "tick",
-                Severity::Warning,
+                Severity::Note,
             ),
             (
                 "sys/fs/cgroup/cgroup.subtree_control",

@@ -22,7 +22,7 @@ pub fn findings(host: &Host) -> Vec<Finding> {
     let mut findings = vec![nested(host), polling(host)];
     findings.extend(spin_exits(host));
     // Without privileges the kernel does not tell, which is a finding already (readiness.rs).
-    if preflight::check_privileges(host).is_ok() {
+    if !preflight::lacks_privileges(host) {
         findings.push(sight(host));
     }
     findings

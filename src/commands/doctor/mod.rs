@@ -69,7 +69,7 @@ pub fn doctor(options: &DoctorOptions, host: &Host) -> Result<(), Failure> {
     if let Some(failure) = failures.into_iter().next() {
         return Err(failure);
     }
-    if options.recordings.is_empty() && preflight::check_privileges(host).is_err() {
+    if options.recordings.is_empty() && preflight::lacks_privileges(host) {
         return Err(Failure::new(
             Exit::NoPrivileges,
             anyhow!("only a part of this host was seen; run `sudo cohort doctor`"),
