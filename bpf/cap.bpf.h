@@ -83,12 +83,12 @@ static bool obey_cap(struct task_struct *p, struct task_ctx *tc)
 }
 
 /* Is @p, with @tc, parked rather than run? Who @woke is in the kernel, but holds no
- * lock there if it is a vCPU that was halted. */
+ * lock there if it is a vCPU that was halted. Who ends gives back what others want. */
 static bool has_to_park(struct task_struct *p, struct task_ctx *tc, bool woke)
 {
 	u64 overdrawn_ns = overdraft(tc->cgroup_group);
 
-	return overdrawn_ns &&
+	return overdrawn_ns && !(p->flags & PF_EXITING) &&
 	       (tc->parks ||
 		cap_stops(!woke || !is_blocking(vcpu_of(p)), overdrawn_ns));
 }

@@ -22,7 +22,14 @@ static bool node_before(struct bpf_rb_node *a, const struct bpf_rb_node *b)
 	return vtime_before(x->key, y->key);
 }
 
-/* Put entity @id, which the caller has, into its domain's tree. */
+/* Nobody stands farther behind in the tree of @d, so who has waited too long is seen in
+ * time: virtual time is no slower than the clock where groups compete. */
+static u64 last_place(const struct domain *d)
+{
+	return d->present + starved_ns;
+}
+
+/* Put entity @id, which the caller has, into its domain's tree at @key. */
 __noinline int list_entity(u32 id, u64 key)
 {
 	struct entity *e = lookup_entity(id);
@@ -39,7 +46,7 @@ __noinline int list_entity(u32 id, u64 key)
 		scx_bpf_error("entity %u was listed twice", id);
 		return 0;
 	}
-	node->key = key;
+	node->key = vtime_before(last_place(d), key) ? last_place(d) : key;
 	node->entity = id;
 	__sync_lock_test_and_set(&e->state, ENTITY_LISTED);
 	bpf_spin_lock(&d->lock);
@@ -215,16 +222,10 @@ __noinline u32 find_entity(u32 group_id, u32 domain_id)
 		return 0;
 	e->group = group_id;
 	e->domain = domain_id;
-	e->nr_waiting = 0;
+	/* What counts tasks is 0: it may count one that comes too late, for a moment. */
 	e->cpus = 0;
-	e->running = 0;
-	e->planned = 0;
 	e->turn = 0;
 	e->patient = 0;
-	e->near = 0;
-	e->called = 0;
-	e->missed = 0;
-	e->served_ns = 0;
 	e->mean_sleeps = 0;
 	e->mean_running = 0;
 	__sync_fetch_and_add(&g->nr_entities, 1);
@@ -358,7 +359,7 @@ static void count_out(s32 *nr, u64 *cpus, u64 bit)
 }
 
 /* A task is about to wait in @queue, of @d, before which nobody may look for it. It is on
- * @cpu. */
+ * @cpu. Whoever puts it there says so in its own queue. */
 static void begins_to_wait(struct task_ctx *tc, u32 queue, struct domain *d,
 			   s32 cpu)
 {
@@ -368,7 +369,6 @@ static void begins_to_wait(struct task_ctx *tc, u32 queue, struct domain *d,
 	tc->waits_at = cpu;
 	if (here && c)
 		count_in(&c->nr_waiting, &here->attended, bit_of(cpu));
-	tc->queue = queue;
 	if (!(queue & BOUND_QUEUE))
 		d->waited_last = queue;
 	__sync_fetch_and_add(&d->nr_waiting, 1);
@@ -426,15 +426,6 @@ static void leave_queue(struct task_ctx *tc, u32 queue)
 static void stop_waiting(struct task_ctx *tc)
 {
 	leave_queue(tc, __sync_lock_test_and_set(&tc->queue, 0));
-}
-
-/* The same, if it waits in @queue; false: somebody else had it stop meanwhile. */
-static bool stop_waiting_in(struct task_ctx *tc, u32 queue)
-{
-	if (__sync_val_compare_and_swap(&tc->queue, queue, 0) != queue)
-		return false;
-	leave_queue(tc, queue);
-	return true;
 }
 
 /* @p, at which @it stands in its queue, to this CPU's local DSQ; false if another CPU

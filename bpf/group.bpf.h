@@ -238,11 +238,15 @@ static u64 group_vtime(struct group *g, u64 now)
 	return g->vtime + fair_charge(uncharged_ns, share_together(g, now));
 }
 
-/* Where the bound task that runs on @c stands now, by the clock of those. */
+/* Where the bound task that runs on @c stands now, by the clock of those. What it ran
+ * beyond a bound would count for nothing: see place_bound(). */
 static u64 bound_vtime(const struct cpu_state *c, u64 now)
 {
+	u64 ran_ns = ns_since(c->run_at_ns, now);
+
 	return c->bound_vtime +
-	       fair_charge(ns_since(c->run_at_ns, now), c->bound_share);
+	       fair_charge(ran_ns < starved_ns ? ran_ns : starved_ns,
+			   c->bound_share);
 }
 
 /* Where the running task of @c, which is of @g, stands among others. */
@@ -258,19 +262,19 @@ static u64 slice_cost(struct group *g, u64 now)
 	return fair_charge(slice_ns, share_together(g, now));
 }
 
-/* How many of @g's tasks that are not apart run at the same time on @cpus, at most. */
-static u32 tasks_at_once(const struct group *g, u32 cpus)
+/* How many of @g's tasks that are not apart run at the same time, at most. */
+static u32 tasks_at_once(const struct group *g)
 {
 	u32 together = nr_together(g);
 
-	return together < cpus ? together : cpus;
+	return together < nr_cpus ? together : nr_cpus;
 }
 
 /* How far (virtual time) @g may be behind the present, and ahead: tasks that run at the
  * same time put it ahead without it having taken more than its share. */
 static u64 most_lag(const struct group *g, u64 cost)
 {
-	return cost * (LAG_SLICES + tasks_at_once(g, nr_cpus));
+	return cost * (LAG_SLICES + tasks_at_once(g));
 }
 
 /*

@@ -48,14 +48,11 @@ __noinline int end_hint(struct cpu_state *c, u32 place, bool served)
 	return 0;
 }
 
-static bool is_for_sibling(u32 reason)
-{
-	return reason == HINT_YIELD || reason == HINT_IPI;
-}
-
 static void give_hint(struct cpu_state *c, const struct hint *given)
 {
-	u32 place = is_for_sibling(given->reason) ? HINTS_SIBLING : HINTS_WOKE;
+	bool for_sibling =
+		given->reason == HINT_YIELD || given->reason == HINT_IPI;
+	u32 place = for_sibling ? HINTS_SIBLING : HINTS_WOKE;
 	struct hint *hint = &c->hints[place];
 
 	if (place == HINTS_WOKE && hint->pid)
@@ -105,7 +102,8 @@ __noinline bool follow_hint(struct cpu_state *c, u32 place, s32 cpu,
 		end_hint(c, place, false);
 		return false;
 	}
-	if (place == HINTS_SIBLING && slot_waits && hint->queue != c->slot)
+	if (place == HINTS_SIBLING && slot_waits &&
+	    hint->queue != slot_queue(c->slot, cpu))
 		return false; /* it comes when its VM has the CPU again */
 	served = run_waiting(hint->queue, pid, cpu);
 	if (served && place != HINTS_SIBLING)
@@ -207,8 +205,8 @@ static bool may_borrow(const struct task_ctx *tc, struct group *g, u64 vtime,
 		return true;
 	return is_vm(g) &&
 	       wake_lends(tc->vtime, g->task_vtime_now, g->vtime, running,
-			  slice_cost(g, bpf_ktime_get_ns()),
-			  tasks_at_once(g, nr_cpus), slice_ns);
+			  slice_cost(g, bpf_ktime_get_ns()), tasks_at_once(g),
+			  slice_ns);
 }
 
 /*

@@ -78,20 +78,6 @@ struct kvm_vcpu___kvm {
 	struct kvm_vcpu_stat___kvm stat;
 } __attribute__((preserve_access_index));
 
-/* AMD's: of kvm_amd, if that is loaded. */
-struct vmcb_save_area___kvm {
-	u8 cpl;
-} __attribute__((preserve_access_index));
-
-struct vmcb___kvm {
-	struct vmcb_save_area___kvm save;
-} __attribute__((preserve_access_index));
-
-struct vcpu_svm___kvm {
-	struct kvm_vcpu___kvm vcpu;
-	struct vmcb___kvm *vmcb;
-} __attribute__((preserve_access_index));
-
 /*
  * What is at @ptr, an address of KVM's at which anything may be; 0 where there is
  * nothing. It is a load, where bpf_probe_read_kernel() would be a call of some 60
@@ -215,28 +201,6 @@ static inline bool was_in_guest_kernel(struct kvm_vcpu___kvm *vcpu)
 {
 	return vcpu && bpf_core_field_exists(vcpu->arch.preempted_in_kernel) &&
 	       kvm_read(vcpu, arch.preempted_in_kernel);
-}
-
-/*
- * Did an interrupt of this CPU just now take the running @p out of guest kernel
- * mode? Seen on AMD only: elsewhere the mode is in the CPU, not in memory, until
- * the vCPU is preempted.
- */
-static inline bool is_in_guest_kernel(struct task_struct *p)
-{
-	struct kvm_vcpu___kvm *vcpu;
-	struct vcpu_svm___kvm *svm;
-	struct vmcb___kvm *vmcb;
-
-	if (!(p->flags & PF_VCPU) ||
-	    !bpf_core_type_exists(struct vcpu_svm___kvm))
-		return false;
-	vcpu = vcpu_of(p);
-	if (!vcpu)
-		return false;
-	svm = (void *)vcpu - bpf_core_field_offset(struct vcpu_svm___kvm, vcpu);
-	vmcb = kvm_read(svm, vmcb);
-	return vmcb && kvm_read(vmcb, save.cpl) == 0;
 }
 
 #endif /* COHORT_KVM_BPF_H */

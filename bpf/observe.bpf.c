@@ -168,8 +168,10 @@ static u32 slot_of(struct task_struct *p)
 		      : NULL;
 	if (!slot)
 		return 0;
+	/* A sibling may come first. */
 	if (!*slot)
-		*slot = __sync_add_and_fetch(&last_slot, 1);
+		__sync_val_compare_and_swap(
+			slot, 0, __sync_add_and_fetch(&last_slot, 1));
 	return *slot;
 }
 

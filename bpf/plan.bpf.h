@@ -29,13 +29,6 @@ static u64 lacking_cpus(const struct entity *e, const struct domain *d)
 	return planned_cpus(e, d) & ~e->running;
 }
 
-/* Nobody stands farther behind in the tree of @d: who has waited too long is seen in
- * time, as virtual time is no slower than the clock where groups compete. */
-static u64 last_place(const struct domain *d)
-{
-	return d->present + starved_ns;
-}
-
 /* ---- who takes part ---- */
 
 /* Room for one more that stands at @key, among the first @n in their order; returns its
@@ -122,6 +115,7 @@ __noinline u32 add_bound(u32 domain_id, u32 n, u32 cpu, u64 now)
 		return add_entry(d, domain_id, n, &entry);
 	}
 	if (c->bound) {
+		c->bound_served_ns = now;
 		share = c->bound_share;
 		vtime = bound_vtime(c, now);
 	}
@@ -375,6 +369,21 @@ static void find_spare(struct domain *d, u32 n)
 	d->spare |= d->cpus & ~d->claimed;
 }
 
+/* CPU @cpu is offline, and takes nothing from queues any more: the kernel brings those
+ * that are bound to it elsewhere, once they are in its own queue. */
+__noinline int release_bound(u32 cpu)
+{
+	struct task_struct *p;
+
+	/* Linux 7.2 checks what timers call as if it could sleep. */
+	bpf_rcu_read_lock();
+	bpf_for_each(scx_dsq, p, BOUND_QUEUE | cpu, 0)
+		scx_bpf_dsq_move(BPF_FOR_EACH_ITER, p, SCX_DSQ_LOCAL_ON | cpu,
+				 0);
+	bpf_rcu_read_unlock();
+	return 0;
+}
+
 /* What each CPU of domain @domain_id had to do is over; returns how many entries those
  * bound to them make. */
 __noinline u32 begin_plan(u32 domain_id, u64 now)
@@ -400,6 +409,8 @@ __noinline u32 begin_plan(u32 domain_id, u64 now)
 			break;
 		c->slot = 0;
 		c->pull_from = 0;
+		if (c->nr_bound > 0 && !(d->cpus & bit_of(cpu)))
+			release_bound(cpu);
 		n = add_bound(domain_id, n, cpu, now);
 	}
 	find_spare(d, n);
@@ -498,10 +509,7 @@ __noinline int end_plan(u32 domain_id, u32 n, u64 now)
 		}
 		if (!entry->width || planned_cpus(e, d) == (e->cpus & d->cpus))
 			bound_credit(d, e->group, now);
-		put_entity(entry->entity, e,
-			   vtime_before(last_place(d), entry->key)
-				   ? last_place(d)
-				   : entry->key);
+		put_entity(entry->entity, e, entry->key);
 	}
 	set_short(d, left);
 	return 0;
@@ -596,7 +604,7 @@ static bool is_worth_moving(const struct domain *d, const struct domain *from,
 
 	if (idle)
 		return true;
-	margin = balance_margin(slice_cost(g, now), tasks_at_once(g, nr_cpus),
+	margin = balance_margin(slice_cost(g, now), tasks_at_once(g),
 				distance_between(d->cpu[0], from->cpu[0]));
 	return vtime_before(from->left_vtime + margin, d->served_vtime);
 }
@@ -652,7 +660,8 @@ __noinline int look_far(u32 domain_id, u64 free, u64 now)
 	if (!from->is_short || d->turn - d->moved_turn < BALANCE_TURNS)
 		return 0;
 	g = lookup_group(from->left_group);
-	if (!g)
+	/* One whose home is here already waits there, as it may not run here. */
+	if (!g || g->home == domain_id + 1)
 		return 0;
 	free &= usable_cpus(from->left_group, domain_id);
 	idle = cpus_in(free) >= (g->home ? plan_rule(g->mean_width) : 1);

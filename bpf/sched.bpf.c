@@ -227,6 +227,7 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 	e = to.queue & BOUND_QUEUE ? NULL : lookup_entity(to.queue);
 	if (e && woke && nr_together(g) < 2)
 		settle_vtime(g, d, now);
+	tc->queue = to.queue;
 	scx_bpf_dsq_insert_vtime(p, to.queue, slice_ns, to.key, enq_flags);
 	note_waiting(&to, g, now);
 	if (!e) {
@@ -313,12 +314,6 @@ static void go_on(struct cpu_state *c, struct task_struct *p)
 {
 	c->lent_pid = 0;
 	scx_bpf_task_set_slice(p, slice_ns);
-}
-
-/* Where those wait for whom @cpu, with @slot, is in this turn; 0: it is nobody's. */
-static u32 slot_queue(u32 slot, s32 cpu)
-{
-	return slot == SLOT_BOUND ? BOUND_QUEUE | cpu : slot;
 }
 
 /* Does @prev, with @tc, which ran on @c, stand before the first one that waits for whom
@@ -587,7 +582,6 @@ static void enter_bound(struct task_ctx *tc, struct group *g,
 		c->bound_present = tc->bound_vtime;
 	tc->bound_on = 0;
 	c->bound_vtime = c->bound_present;
-	c->bound_served_ns = now;
 	c->bound_share = share_apart(g, now);
 }
 
@@ -1039,7 +1033,8 @@ void BPF_STRUCT_OPS(cohort_exit, struct scx_exit_info *ei)
 /*
  * Tasks with migration disabled go through enqueue like others: a vCPU that is
  * preempted inside one of this program's own hooks is one, and the kernel would
- * run it next, whosever turn it is.
+ * run it next, whosever turn it is. So do tasks that end: to free the memory of a VM
+ * takes long.
  */
 SCX_OPS_DEFINE(
 	cohort_ops, .select_cpu = (void *)cohort_select_cpu,
@@ -1060,5 +1055,6 @@ SCX_OPS_DEFINE(
 	.cpu_online = (void *)cohort_cpu_online,
 	.cpu_offline = (void *)cohort_cpu_offline, .init = (void *)cohort_init,
 	.exit = (void *)cohort_exit,
-	.flags = SCX_OPS_ENQ_LAST | SCX_OPS_KEEP_BUILTIN_IDLE,
+	.flags = SCX_OPS_ENQ_LAST | SCX_OPS_ENQ_EXITING |
+		 SCX_OPS_KEEP_BUILTIN_IDLE,
 	.timeout_ms = 5000, .name = "cohort");

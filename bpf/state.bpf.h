@@ -208,7 +208,8 @@ struct cpu_state {
 	u64 bound_vtime; /* its virtual time when it started */
 	u64 bound_present; /* virtual time of the last such task; its own clock */
 	u64 bound_offset; /* among groups they stand so far behind that; by plans */
-	u64 bound_served_ns; /* when one of them ran last */
+	u64 bound_served_ns; /* when a plan saw one of them run last, or they began
+				to want the CPU */
 	s32 prev_pid; /* the task that ran last */
 	u32 prev_group; /* and its group */
 	u64 prev_run_ns; /* how long it ran */

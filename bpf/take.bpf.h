@@ -14,6 +14,12 @@ enum {
 	MAX_SIBLINGS = 256, /* waiting ones looked through for one */
 };
 
+/* Where those wait for whom @cpu, with @slot, is in this turn; 0: it is nobody's. */
+static u32 slot_queue(u32 slot, s32 cpu)
+{
+	return slot == SLOT_BOUND ? BOUND_QUEUE | cpu : slot;
+}
+
 /* How many tasks wait in @queue, of an entity or bound to a CPU? 0: that of nobody. */
 __noinline s32 nr_in(u32 queue)
 {
@@ -38,6 +44,14 @@ static bool has_left(s32 pid, u32 queue)
 	return !tc || tc->queue != queue;
 }
 
+/* May @p, which waits, be moved to @cpu? One that was preempted inside a hook may not
+ * leave its CPU, though until its switch is over its mask may not say so. */
+static bool may_move_to(struct task_struct *p, s32 cpu)
+{
+	return bpf_cpumask_test_cpu(cpu, p->cpus_ptr) &&
+	       (!is_migration_disabled(p) || scx_bpf_task_cpu(p) == cpu);
+}
+
 /* Run thread @pid on @cpu, if it still waits in @queue. */
 __noinline bool run_waiting(u32 queue, s32 pid, s32 cpu)
 {
@@ -55,7 +69,7 @@ __noinline bool run_waiting(u32 queue, s32 pid, s32 cpu)
 				break;
 			continue;
 		}
-		if (bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+		if (may_move_to(p, cpu))
 			moved = move_here(BPF_FOR_EACH_ITER, p);
 		break;
 	}
@@ -113,7 +127,7 @@ static __always_inline bool move_first(u32 queue, s32 cpu,
 	bpf_for_each(scx_dsq, p, queue, 0) {
 		if (++seen > TAKE_TRIES)
 			break;
-		if (!bpf_cpumask_test_cpu(cpu, p->cpus_ptr))
+		if (!may_move_to(p, cpu))
 			continue;
 		moved = in_dispatch ? move_here(BPF_FOR_EACH_ITER, p)
 				    : bring_here(BPF_FOR_EACH_ITER, p);

@@ -128,9 +128,9 @@ static bool wait_bound(struct task_ctx *tc, s32 cpu, struct place *to)
 		c->bound_served_ns = now;
 	}
 	tc->bound_vtime =
-		c->bound_present +
-		(tc->rests_on ? starved_ns
-			      : fair_bound_lag(tc->bound_cost, starved_ns));
+		c->bound_present + (tc->rests_on || tc->bound_cost > starved_ns
+					    ? starved_ns
+					    : tc->bound_cost);
 	tc->bound_on = cpu + 1;
 	tc->bound_cost = 0;
 	to->queue = BOUND_QUEUE | cpu;
@@ -140,7 +140,7 @@ static bool wait_bound(struct task_ctx *tc, s32 cpu, struct place *to)
 	return true;
 }
 
-/* Where @p, which is on @cpu, waits from now on: it counts there. False: nowhere. */
+/* Where @p, which is on @cpu, is to wait: it counts there. False: nowhere. */
 __noinline bool choose_place(struct task_struct *p __arg_trusted,
 			     struct task_ctx *tc, s32 cpu, struct place *to)
 {
@@ -209,7 +209,11 @@ static bool wake_idle_cpu(struct task_struct *p)
 	return true;
 }
 
-/* The parked @p, at which @it stands in @queue, waits for a CPU again. */
+/*
+ * The parked @p, at which @it stands in @queue, waits for a CPU again. Another CPU may
+ * take it out of either queue at any time. It is moved first, then it is where @tc says,
+ * unless it is somewhere else by then.
+ */
 static void unpark_task(struct bpf_iter_scx_dsq *it, struct task_struct *p,
 			struct task_ctx *tc, u32 queue, u64 now)
 {
@@ -217,14 +221,16 @@ static void unpark_task(struct bpf_iter_scx_dsq *it, struct task_struct *p,
 	s32 cpu = scx_bpf_task_cpu(p);
 	struct place to = {};
 
-	if (!g || !stop_waiting_in(tc, queue) || !choose_place(p, tc, cpu, &to))
+	if (!g || !choose_place(p, tc, cpu, &to))
 		return;
 	scx_bpf_dsq_move_set_slice(it, slice_ns);
 	scx_bpf_dsq_move_set_vtime(it, to.key);
-	if (!scx_bpf_dsq_move_vtime(it, p, to.queue, 0)) {
-		stop_waiting_in(tc, to.queue);
+	if (!scx_bpf_dsq_move_vtime(it, p, to.queue, 0) ||
+	    __sync_val_compare_and_swap(&tc->queue, queue, to.queue) != queue) {
+		leave_queue(tc, to.queue);
 		return;
 	}
+	leave_queue(tc, queue);
 	note_waiting(&to, g, now);
 	if (to.queue & BOUND_QUEUE)
 		kick_cpu(cpu, SCX_KICK_IDLE);

@@ -157,14 +157,6 @@ static inline u64 fair_part(u64 share, u32 nr, u32 runnable)
 	return part ? part : 1;
 }
 
-/* How far behind the last one of those that are bound to a CPU a task waits that used
- * @cost (virtual time) since it waited last; so that it waits for no longer than
- * @starved_ns. */
-static inline u64 fair_bound_lag(u64 cost, u64 starved_ns)
-{
-	return cost < starved_ns ? cost : starved_ns;
-}
-
 /*
  * What of the @cost a group at @vtime really pays in a domain with present @now,
  * virtual time. While nobody else waits (not @contested), nobody misses the time that
