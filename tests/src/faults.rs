@@ -135,6 +135,8 @@ fn cpu_hotplug() -> Result<()> {
     let cohort = start_cohort()?;
     let online = format!("/sys/devices/system/cpu/cpu{}/online", cpus[1]);
     for _ in 0..10 {
+        // The kernel brings those elsewhere that are bound to the CPU, also those that wait as it goes.
+        let _bound = HostLoad::start("bound", &[0; 4], &cpus[1..2])?;
         for state in ["0", "1"] {
             fs::write(&online, state).with_context(|| format!("{online} cannot be written"))?;
             assert_progress(&guest)?;

@@ -68,6 +68,10 @@ pub const TESTS: &[Test] = &[
         bound_beside_another,
     ),
     (
+        "a_bound_task_that_had_its_cpu_to_itself_gives_it_up_to_vms_that_come",
+        bound_and_alone,
+    ),
+    (
         "a_guest_that_floods_ipis_or_pauses_or_lies_or_wakes_all_the_time_takes_nothing_from_its_neighbour",
         attackers,
     ),
@@ -501,6 +505,20 @@ fn short_slices() -> Result<()> {
 
 /// Guests that make KVM and Cohort work as hard as they can: each is entitled to half, and its neighbour may lose 1 % of
 /// its own half at most.
+/// It was in no plan for longer than any group may wait for a turn, but did not wait.
+fn bound_and_alone() -> Result<()> {
+    let cpus = lab()?.guest_cpus;
+    let cohort = start_cohort()?;
+    let bound = HostLoad::start("bound", &[0], &cpus[1..2])?;
+    sleep(Duration::from_millis(700));
+    let vms = [busy("first", 2), busy("second", 2)];
+    let vms = vms.iter().map(Guest::start).collect::<Result<Vec<_>>>()?;
+    let (shares, used) = shares(&[&bound, &vms[0], &vms[1]], WINDOW)?;
+    stop_cohort(cohort)?;
+    assert_used(used)?;
+    assert_ratio(&shares, &[1.0, 1.0, 1.0], 0.05)
+}
+
 fn attackers() -> Result<()> {
     let neighbour = Guest::busy("neighbour", 2)?;
     let attacks = [

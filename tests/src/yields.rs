@@ -23,6 +23,10 @@ pub const TESTS: &[Test] = &[
         offered_sibling_runs_next,
     ),
     (
+        "where_all_vcpus_are_bound_to_one_cpu_an_offered_sibling_runs_next",
+        bound_sibling_runs_next,
+    ),
+    (
         "a_spinning_vm_takes_nothing_from_its_neighbour",
         neighbour_keeps_its_share,
     ),
@@ -70,6 +74,23 @@ fn part_served(vm: &VmStats) -> Result<f64> {
 /// Three vCPUs that fight for one lock: with two CPUs, one of them often waits while its ticket is up.
 fn spinner(name: &str) -> Spec {
     locked(name, 3)
+}
+
+fn bound_sibling_runs_next() -> Result<()> {
+    let guest = Guest::start_on(&spinner("bound"), &lab()?.guest_cpus[..1])?;
+    let cohort = start_cohort()?;
+    sleep(WINDOW);
+    let vm = vm_stats(guest.micro.pid() as u32)?;
+    stop_cohort(cohort)?;
+    println!(
+        "    {} yields found a sibling ready, {} were served",
+        vm.yields_ready, vm.yields_served
+    );
+    ensure!(
+        vm.yields_ready > 100 && vm.yields_served as f64 >= SERVED * vm.yields_ready as f64,
+        "too few siblings ran next"
+    );
+    Ok(())
 }
 
 fn offered_sibling_runs_next() -> Result<()> {
