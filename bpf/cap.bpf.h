@@ -111,18 +111,21 @@ __noinline int spend_caps(u32 id, u64 used_ns)
 	return 0;
 }
 
-/* In each domain where tasks are parked, a CPU looks whether they still must be. */
+/* In each domain where tasks are parked, a CPU looks whether they still must be: another
+ * one each time, as one may have a real-time task. */
 static void wake_parked(void)
 {
-	u32 i;
+	u32 refill = __sync_fetch_and_add(&nr_refills, 1), i;
 
-	__sync_fetch_and_add(&nr_refills, 1);
 	bpf_for(i, 0, nr_domains) {
 		struct domain *d = lookup_domain(i);
+		u64 before;
 
-		if (d && d->nr_parked > 0 && d->cpus)
-			kick_cpu(cpu_with(d, lowest_cpu(d->cpus)),
-				 SCX_KICK_PREEMPT);
+		if (!d || d->nr_parked <= 0 || !d->cpus)
+			continue;
+		before = 1ULL << refill % d->nr_cpus;
+		kick_cpu(cpu_with(d, next_cpu(d->cpus, before)),
+			 SCX_KICK_PREEMPT);
 	}
 }
 
