@@ -93,7 +93,7 @@ fn sight(host: &Host) -> Finding {
                 Severity::Refused,
                 format!("KVM cannot be looked into: {error:#}"),
                 "vCPUs cannot be told from other threads, so of this host only `cohort doctor` can tell",
-                "boot a kernel that shows its symbols: see \"Refusals\" in /usr/share/doc/cohort/running.md",
+                "boot a kernel that shows its symbols: see \"What to do about each refusal\" in /usr/share/doc/cohort/running.md",
             );
         }
     };
