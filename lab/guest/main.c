@@ -3,7 +3,7 @@
  * The workload of a booted guest, or of the host beside guests: `workload NAME [OPTION=VALUE]...` runs one thread per vCPU forever, each
  * counting its operations in its own cache line of one page.
  *
- *   threads=N            default: the number of CPUs of this process; rcu: one more
+ *   threads=N            default: the number of CPUs of this process; rcu, stolen: one more
  *   work=N               iterations of an empty loop per operation
  *   locked_percent=N     spin: part of the work that is done inside the lock
  *   policy=spin|sleep    how the barrier waits
@@ -70,6 +70,7 @@ static const struct workload {
 	{ .name = "fork", .body = fork_body },
 	{ .name = "mapping", .body = mapping_body },
 	{ .name = "rcu", .body = rcu_body, .more_threads = 1 },
+	{ .name = "stolen", .body = stolen_body, .more_threads = 1 },
 	{ .name = "files", .body = files_body, .prepare = files_prepare },
 	{ .name = "said", .body = said_body, .prepare = said_prepare },
 	{ .name = "asks", .body = asks_body, .prepare = asks_prepare },

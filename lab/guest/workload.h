@@ -60,7 +60,8 @@ extern struct counter_page *counters;
 typedef void workload_body(unsigned int thread, _Atomic uint64_t *operations);
 
 workload_body tlb_body, spin_body, pipe_body, barrier_body, busy_body, rcu_body,
-	latency_body, fork_body, mapping_body, files_body, said_body, asks_body;
+	latency_body, fork_body, mapping_body, files_body, said_body, asks_body,
+	stolen_body;
 
 /* Opens the pipes of all pairs; called before any thread runs. */
 void pipe_prepare(void);

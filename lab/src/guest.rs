@@ -15,8 +15,8 @@ pub const WORKLOAD_PROGRAM: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/wo
 const INIT_SCRIPT: &[u8] = include_bytes!("../guest/init");
 
 /// Our own workloads: `lab/guest/*.c`.
-pub const OWN_WORKLOADS: [&str; 9] = [
-    "tlb", "spin", "pipe", "barrier", "busy", "rcu", "latency", "fork", "mapping",
+pub const OWN_WORKLOADS: [&str; 10] = [
+    "tlb", "spin", "pipe", "barrier", "busy", "rcu", "latency", "fork", "mapping", "stolen",
 ];
 /// Real workloads: programs of the guests' image, run by the scripts of the same names in `lab/guest/real`.
 pub const REAL_WORKLOADS: [&str; 8] = [

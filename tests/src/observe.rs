@@ -13,8 +13,10 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 use cohort::process::exit::Exit;
 use cohort::process::wait::wait_for;
+use cohort_lab::inside::booted::{BootedGuest, GuestSpec, Workload, start_all};
 use cohort_lab::inside::cgroup::CpuMax;
 use cohort_lab::inside::hooks::{COUNTING, Programs, costs_within, print};
+use cohort_lab::inside::windows::Subject;
 use cohort_micro::Spec;
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -49,6 +51,10 @@ pub const TESTS: &[Test] = &[
     (
         "ready_and_limited_time_are_the_kernels_under_cohort_too",
         || run_delay(true),
+    ),
+    (
+        "guests_take_for_stolen_what_their_vcpus_wait_for_cpus",
+        stolen,
     ),
     (
         "each_vm_is_entitled_to_what_weights_and_a_cap_leave",
@@ -139,6 +145,43 @@ impl Truth {
         }
         Ok(truth)
     }
+}
+
+/// KVM tells a guest by shared memory how long its vCPUs waited; the guest's kernel adds that up in /proc/stat.
+fn stolen() -> Result<()> {
+    let spec = |name: &str| GuestSpec {
+        paravirtual: true,
+        ..GuestSpec::new(name, 2, Workload::new("stolen"))
+    };
+    let specs = vec![spec("first"), spec("second")];
+    let guests = start_all(&lab()?, specs, Duration::from_secs(120))?;
+    let cohort = start_cohort()?;
+    let waited_s = |guest: &BootedGuest| -> Result<f64> {
+        let tids = guest.vcpu_tids();
+        let waits = tids.iter().map(|&tid| Ok(schedstat_ns(tid)?.1 as f64));
+        Ok(waits.sum::<Result<f64>>()? / 1e9)
+    };
+    let stolen_s = |guest: &BootedGuest| Ok((guest.progress()? >> 32) as f64 / 100.0);
+    let read = |of: &dyn Fn(&BootedGuest) -> Result<f64>| -> Result<Vec<f64>> {
+        guests.iter().map(of).collect()
+    };
+    sleep(Duration::from_secs(1));
+    let (waited, seen) = (read(&waited_s)?, read(&stolen_s)?);
+    sleep(Duration::from_secs(2));
+    let (waited_then, seen_then) = (read(&waited_s)?, read(&stolen_s)?);
+    stop_cohort(cohort)?;
+    for (at, guest) in guests.iter().enumerate() {
+        let (waited, seen) = (waited_then[at] - waited[at], seen_then[at] - seen[at]);
+        // Two VMs share two CPUs.
+        ensure!(
+            waited > 1.5,
+            "{} waited for {waited:.2} s only",
+            guest.name()
+        );
+        // The guest adds up at its ticks, which wait as well.
+        assert_close(&format!("{}: stolen, s", guest.name()), seen, waited, 0.04)?;
+    }
+    Ok(())
 }
 
 fn run_delay(under_cohort: bool) -> Result<()> {
