@@ -321,7 +321,11 @@ fn wrong_input() -> Result<()> {
         refused(&mut with(arguments), exit, word)?;
     }
     let cohort = start_cohort()?;
-    refused(&mut with(&[]), Exit::AlreadyRunning, "systemctl stop cohort")?;
+    refused(
+        &mut with(&[]),
+        Exit::AlreadyRunning,
+        "systemctl stop cohort",
+    )?;
     stop_cohort(cohort)?;
     refused_without_root("compare")?;
     ensure_stock()
