@@ -359,7 +359,7 @@ static void count_out(s32 *nr, u64 *cpus, u64 bit)
 }
 
 /* A task is about to wait in @queue, of @d, before which nobody may look for it. It is on
- * @cpu. Whoever puts it there says so in its own queue. */
+ * @cpu. Whoever puts it there says so in its @tc. */
 static void begins_to_wait(struct task_ctx *tc, u32 queue, struct domain *d,
 			   s32 cpu)
 {

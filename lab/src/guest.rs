@@ -393,14 +393,20 @@ mod tests {
         );
     }
 
-    #[test]
-    fn answers_are_counted_and_timed() {
+    /// A client that asks in this protocol, and the server's end of its connection.
+    fn asking(protocol: &str) -> (NativeWorkload, UnixStream) {
         let folder = tempfile::tempdir().unwrap();
         let socket = folder.path().join("socket");
         let server = UnixListener::bind(&socket).unwrap();
         let file = format!("file={}", socket.display());
-        let mut workload = NativeWorkload::start(&["asks", &file, "threads=1"]);
-        let (mut client, _) = server.accept().unwrap();
+        let protocol = format!("protocol={protocol}");
+        let workload = NativeWorkload::start(&["asks", &file, &protocol, "threads=1"]);
+        (workload, server.accept().unwrap().0)
+    }
+
+    #[test]
+    fn answers_are_counted_and_timed() {
+        let (mut workload, mut client) = asking("redis");
         let mut request = [0; 9];
         // The client waits: it has asked once more than it was answered.
         for _ in 0..3 {
@@ -430,13 +436,7 @@ mod tests {
 
     #[test]
     fn postgres_is_asked_as_its_own_clients_do() {
-        let folder = tempfile::tempdir().unwrap();
-        let socket = folder.path().join("socket");
-        let server = UnixListener::bind(&socket).unwrap();
-        let file = format!("file={}", socket.display());
-        let mut workload =
-            NativeWorkload::start(&["asks", &file, "protocol=postgres", "threads=1"]);
-        let (mut client, _) = server.accept().unwrap();
+        let (mut workload, mut client) = asking("postgres");
         let greeting = message(b"", b"\0\x03\0\0user\0nobody\0database\0postgres\0\0");
         let mut said = vec![0; greeting.len()];
         client.read_exact(&mut said).unwrap();

@@ -293,7 +293,7 @@ fn check_no_other_scheduler(host: &Host) -> Result<(), Refusal> {
             _ => {
                 // It may leave between the two reads: then it has no name.
                 let name = scheduler_name(host).unwrap_or_default();
-                return Err(match name.starts_with("cohort") {
+                return Err(match is_cohort(&name) {
                     true => Refusal::CohortRuns { name, state },
                     false => Refusal::OtherScheduler { name, state },
                 });
@@ -320,6 +320,11 @@ pub fn loaded_scheduler(host: &Host) -> Option<String> {
 pub fn scheduler_name(host: &Host) -> Option<String> {
     let name = read(&host.sys.join("kernel/sched_ext/root/ops")).ok()?;
     (!name.is_empty()).then_some(name)
+}
+
+/// Whether sched_ext operations of this name are Cohort's, of whatever version.
+pub fn is_cohort(name: &str) -> bool {
+    name.starts_with("cohort")
 }
 
 /// Checks that no thread uses core scheduling. Also called while Cohort runs.

@@ -119,7 +119,7 @@ impl<'object> Observer<'object> {
             unix_ms: unix_ms(SystemTime::now()),
             pressure: Pressure::read(&self.host),
             cpus: u32::try_from(online.len()).context("more CPUs than can be counted")?,
-            waits: scheduler.starts_with("cohort").then(read_waits).flatten(),
+            waits: preflight::is_cohort(&scheduler).then(read_waits).flatten(),
             scheduler,
             blind_spots: self.seen.blind_spots.clone(),
             unseen: self.seen.unseen_fields(),

@@ -503,8 +503,6 @@ fn short_slices() -> Result<()> {
     Ok(())
 }
 
-/// Guests that make KVM and Cohort work as hard as they can: each is entitled to half, and its neighbour may lose 1 % of
-/// its own half at most.
 /// It was in no plan for longer than any group may wait for a turn, but did not wait.
 fn bound_and_alone() -> Result<()> {
     let cpus = lab()?.guest_cpus;
@@ -519,6 +517,8 @@ fn bound_and_alone() -> Result<()> {
     assert_ratio(&shares, &[1.0, 1.0, 1.0], 0.05)
 }
 
+/// Guests that make KVM and Cohort work as hard as they can: each is entitled to half, and its neighbour may lose 1 % of
+/// its own half at most.
 fn attackers() -> Result<()> {
     let neighbour = Guest::busy("neighbour", 2)?;
     let attacks = [

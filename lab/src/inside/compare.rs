@@ -19,6 +19,8 @@ use crate::cell::{Alone, Cell};
 const COUNTERS: &str = "/run/counters";
 /// How often it is written.
 const EACH: Duration = Duration::from_millis(1);
+/// Rounds of one window per scheduler; fewer allow no verdict.
+const ROUNDS: &str = "6";
 /// The number whose plot is the picture; what `cohort compare` calls it.
 const DRAWN: &str = "counters progress mean %";
 
@@ -33,9 +35,6 @@ pub struct Options {
     /// Write a plot of the page, as a picture, to this file
     #[arg(long, value_name = "FILE")]
     svg: PathBuf,
-    /// Rounds of one window per scheduler
-    #[arg(long, default_value_t = 6)]
-    rounds: u16,
 }
 
 /// Compares the schedulers, and prints what `cohort compare` prints.
@@ -68,7 +67,7 @@ fn command<'a>(
     let mut command = Command::new("cohort");
     command
         .arg("compare")
-        .args(["--rounds", &options.rounds.to_string()])
+        .args(["--rounds", ROUNDS])
         .args(["--window", &format!("{}ms", cell.window_ms)])
         .args(["--settle", &format!("{}ms", cell.settle_ms)])
         .arg("--html")

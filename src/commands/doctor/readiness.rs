@@ -50,7 +50,7 @@ pub fn findings(host: &Host) -> Vec<Finding> {
     );
     findings.push(match preflight::loaded_scheduler(host).as_deref() {
         None => Finding::fine("scheduler", "no other sched_ext scheduler is loaded"),
-        Some(name) if name.starts_with("cohort") => Finding::fine("scheduler", "Cohort runs"),
+        Some(name) if preflight::is_cohort(name) => Finding::fine("scheduler", "Cohort runs"),
         Some(name) => Finding::new(
             "scheduler",
             Severity::Refused,

@@ -8,6 +8,7 @@ mod http;
 mod totals;
 
 use crate::host::paths::Host;
+use crate::host::preflight;
 use crate::observer::recording::Recording;
 use crate::observer::view::HostView;
 use crate::observer::{Observer, Windows};
@@ -90,7 +91,7 @@ pub fn export(options: &ExportOptions, host: &Host) -> Result<(), Failure> {
 /// What a Cohort that schedules in `window` has counted since it took over: a new connection's first answer. None if it does
 /// not answer, which is no reason to export nothing.
 fn scheduler(window: &HostView, host: &Host) -> Option<HostStats> {
-    if !window.scheduler.starts_with("cohort") {
+    if !preflight::is_cohort(&window.scheduler) {
         return None;
     }
     let stats = connect(host, SCHEDULER_PATIENCE)
