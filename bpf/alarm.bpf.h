@@ -24,21 +24,19 @@ static bool set_alarm(s32 cpu, u64 after_ns)
  * had its moment. */
 static void resched(struct cpu_state *c, s32 cpu, u64 now)
 {
-	if (c->lent_pid && vtime_before(now, c->lent_until_ns))
-		set_alarm(cpu, c->lent_until_ns - now);
-	else
+	if (!c->lent_pid || !vtime_before(now, c->lent_until_ns) ||
+	    !set_alarm(cpu, c->lent_until_ns - now))
 		kick_cpu(cpu, SCX_KICK_PREEMPT);
 }
 
 /*
- * Somebody else is to run on @c, of @cpu: does @p, with @tc, go on for a moment, as it
- * is in the middle of a hook? There it may not leave its CPU, and would wait for this
- * one while its siblings are elsewhere.
+ * Somebody else is to run on @c, of @cpu: does the vCPU @p go on for a moment, as it is in
+ * the middle of a hook? There it may not leave its CPU, and would wait for this one while
+ * its siblings are elsewhere.
  */
-static bool leaves_hook(struct cpu_state *c, s32 cpu, struct task_struct *p,
-			const struct task_ctx *tc)
+static bool leaves_hook(struct cpu_state *c, s32 cpu, struct task_struct *p)
 {
-	if (!tc || !tc->is_vcpu || !is_migration_disabled(p) ||
+	if (!p || !is_migration_disabled(p) || !vcpu_if_any(p) ||
 	    c->leaves_hook >= LEAVE_TRIES || !set_alarm(cpu, LEAVE_HOOK_NS)) {
 		c->leaves_hook = 0;
 		return false;

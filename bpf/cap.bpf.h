@@ -29,13 +29,11 @@ static bool is_used_up(const struct group *g)
 
 /* By how much (ns) the cap at or above group @id that is overdrawn most is, at least 1;
  * 0: none is used up. */
-__noinline u64 overdraft(u32 id)
+__noinline u64 find_overdraft(u32 id)
 {
 	u64 most = 0;
 	u32 level;
 
-	if (!nr_capped)
-		return 0;
 	bpf_for(level, 0, MAX_CGROUP_DEPTH) {
 		struct group *g = climb(&id);
 		s64 budget_ns;
@@ -47,6 +45,12 @@ __noinline u64 overdraft(u32 id)
 			most = 1 - budget_ns;
 	}
 	return most;
+}
+
+/* The same; as a rule there is no cap at all. */
+static u64 overdraft(u32 id)
+{
+	return nr_capped ? find_overdraft(id) : 0;
 }
 
 /* Is a cap at or above group @id used up? */
@@ -98,8 +102,6 @@ __noinline int spend_caps(u32 id, u64 used_ns)
 {
 	u32 level;
 
-	if (!nr_capped)
-		return 0;
 	bpf_for(level, 0, MAX_CGROUP_DEPTH) {
 		struct group *g = climb(&id);
 

@@ -247,22 +247,20 @@ static struct entity *last_entity(const struct task_ctx *tc)
 	return tc->entity ? lookup_entity(tc->entity) : NULL;
 }
 
-/* The entity of @tc's group in @domain_id; where there is no room for it, that of the
- * root. */
-static u32 entity_for(struct task_ctx *tc, u32 domain_id)
+/* The entity of @tc's group in @domain_id, which is @tc's from now on; where there is no
+ * room for it, that of the root. NULL: not even that. */
+static struct entity *entity_for(struct task_ctx *tc, u32 domain_id)
 {
 	struct entity *e = last_entity(tc);
-	u32 id;
 
 	if (e && e->group == tc->group && e->domain == domain_id)
-		return tc->entity;
-	id = find_entity(tc->group, domain_id);
-	if (!id) {
+		return e;
+	tc->entity = find_entity(tc->group, domain_id);
+	if (!tc->entity) {
 		count(&host_stats.entity_exhausted);
-		id = find_entity(root_group, domain_id);
+		tc->entity = find_entity(root_group, domain_id);
 	}
-	tc->entity = id;
-	return id;
+	return last_entity(tc);
 }
 
 /* ---- which CPUs a task may have ---- */
@@ -341,48 +339,21 @@ static bool waits_for_cpu(const struct task_ctx *tc)
 	return queue && !(queue & PARKED_QUEUE);
 }
 
-/* One more counts in @nr, of a CPU: its @bit is in @cpus while any does. */
-static void count_in(s32 *nr, u64 *cpus, u64 bit)
+/* One more is bound to @c, of @cpu in @d, and waits. */
+static void count_bound(struct cpu_state *c, struct domain *d, s32 cpu)
 {
-	if (!__sync_fetch_and_add(nr, 1))
-		__sync_fetch_and_or(cpus, bit);
+	if (!__sync_fetch_and_add(&c->nr_bound, 1))
+		__sync_fetch_and_or(&d->bound, bit_of(cpu));
 }
 
 /* One less. */
-static void count_out(s32 *nr, u64 *cpus, u64 bit)
+static void uncount_bound(struct cpu_state *c, struct domain *d, s32 cpu)
 {
-	if (__sync_fetch_and_sub(nr, 1) != 1)
+	if (__sync_fetch_and_sub(&c->nr_bound, 1) != 1)
 		return;
-	__sync_fetch_and_and(cpus, ~bit);
-	if (*nr > 0)
-		__sync_fetch_and_or(cpus, bit);
-}
-
-/* A task is about to wait in @queue, of @d, before which nobody may look for it. It is on
- * @cpu. Whoever puts it there says so in its @tc. */
-static void begins_to_wait(struct task_ctx *tc, u32 queue, struct domain *d,
-			   s32 cpu)
-{
-	struct domain *here = lookup_domain(domain_of(cpu));
-	struct cpu_state *c = lookup_cpu(cpu);
-
-	tc->waits_at = cpu;
-	if (here && c)
-		count_in(&c->nr_waiting, &here->attended, bit_of(cpu));
-	if (!(queue & BOUND_QUEUE))
-		d->waited_last = queue;
-	__sync_fetch_and_add(&d->nr_waiting, 1);
-}
-
-/* @tc waits no more where it was. */
-static void leave_place(const struct task_ctx *tc)
-{
-	u32 cpu = tc->waits_at;
-	struct domain *here = lookup_domain(domain_of(cpu));
-	struct cpu_state *c = lookup_cpu(cpu);
-
-	if (here && c)
-		count_out(&c->nr_waiting, &here->attended, bit_of(cpu));
+	__sync_fetch_and_and(&d->bound, ~bit_of(cpu));
+	if (c->nr_bound > 0)
+		__sync_fetch_and_or(&d->bound, bit_of(cpu));
 }
 
 /* @tc waits in @queue no more. */
@@ -408,7 +379,7 @@ static void leave_queue(struct task_ctx *tc, u32 queue)
 		d = lookup_domain(domain_of(number));
 		if (!d || !c)
 			return;
-		count_out(&c->nr_bound, &d->bound, bit_of(number));
+		uncount_bound(c, d, number);
 	} else {
 		e = lookup_entity(queue);
 		if (!e)
@@ -419,35 +390,21 @@ static void leave_queue(struct task_ctx *tc, u32 queue)
 			return;
 	}
 	__sync_fetch_and_sub(&d->nr_waiting, 1);
-	leave_place(tc);
 }
 
 /* The task waits no more: it runs, sleeps, or moves to another queue. */
 static void stop_waiting(struct task_ctx *tc)
 {
-	leave_queue(tc, __sync_lock_test_and_set(&tc->queue, 0));
+	if (tc->queue)
+		leave_queue(tc, __sync_lock_test_and_set(&tc->queue, 0));
 }
 
 /* @p, at which @it stands in its queue, to this CPU's local DSQ; false if another CPU
  * took it first. It counts as one that waits until it runs. */
-static bool bring_here(struct bpf_iter_scx_dsq *it, struct task_struct *p)
+static bool move_here(struct bpf_iter_scx_dsq *it, struct task_struct *p)
 {
 	scx_bpf_dsq_move_set_slice(it, slice_ns);
 	return scx_bpf_dsq_move(it, p, SCX_DSQ_LOCAL, 0);
-}
-
-/* The same in a dispatch. It leaves its queue here, not only when it runs, so that other
- * CPUs do not look for it where it was. */
-static bool move_here(struct bpf_iter_scx_dsq *it, struct task_struct *p)
-{
-	struct task_ctx *tc;
-
-	if (!bring_here(it, p))
-		return false;
-	tc = lookup_task_may_fail(p);
-	if (tc)
-		stop_waiting(tc);
-	return true;
 }
 
 #endif /* COHORT_ENTITY_BPF_H */

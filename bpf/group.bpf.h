@@ -221,7 +221,8 @@ static void charge(struct task_struct *p, struct task_ctx *tc,
 	__sync_fetch_and_add(&g->info.stats.run_ns, used_ns);
 	if (tc->is_vcpu)
 		__sync_fetch_and_add(&g->info.stats.vcpu_run_ns, used_ns);
-	spend_caps(tc->cgroup_group, used_ns);
+	if (nr_capped)
+		spend_caps(tc->cgroup_group, used_ns);
 }
 
 /*

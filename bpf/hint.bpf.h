@@ -84,9 +84,10 @@ static void lend(struct cpu_state *c, s32 pid, u32 reason, u64 now)
 /* Serve the hint of @c, of @cpu, at @place, unless it is stale; its turn's entity, if
  * one of its tasks waits (@slot_waits), comes before a sibling in a turn of another. */
 __noinline bool follow_hint(struct cpu_state *c, u32 place, s32 cpu,
-			    bool slot_waits, u64 now)
+			    bool slot_waits)
 {
 	const struct hint *hint;
+	u64 now = bpf_ktime_get_ns();
 	bool served;
 	u32 reason;
 	s32 pid;
@@ -115,7 +116,7 @@ __noinline bool follow_hint(struct cpu_state *c, u32 place, s32 cpu,
 }
 
 /* @c, of @cpu, looks at the vCPU that rests there, if that was asked for. */
-static bool looks(struct cpu_state *c, s32 cpu, u64 now)
+static bool looks(struct cpu_state *c, s32 cpu)
 {
 	s32 pid = c->resting_pid;
 
@@ -124,18 +125,18 @@ static bool looks(struct cpu_state *c, s32 cpu, u64 now)
 	c->looks = 0;
 	if (!pid || !run_waiting(BOUND_QUEUE | cpu, pid, cpu))
 		return false;
-	lend_until(c, pid, HINT_WAKE, now + REST_LOOK_NS);
+	lend_until(c, pid, HINT_WAKE, bpf_ktime_get_ns() + REST_LOOK_NS);
 	set_alarm(cpu, REST_LOOK_NS);
 	return true;
 }
 
-static bool follow_hints(struct cpu_state *c, s32 cpu, bool slot_waits, u64 now)
+static bool follow_hints(struct cpu_state *c, s32 cpu, bool slot_waits)
 {
 	u32 place;
 
 	for (place = 0; place < NR_HINTS; place++) {
 		if (c->hints[place].pid &&
-		    follow_hint(c, place, cpu, slot_waits, now))
+		    follow_hint(c, place, cpu, slot_waits))
 			return true;
 	}
 	return false;
@@ -231,18 +232,22 @@ static void lend_on_waking(const struct task_struct *p,
 static void resume_loan(struct task_ctx *tc, s32 pid, u32 queue, s32 cpu,
 			u64 now)
 {
-	const struct hint hint = {
+	struct hint hint = {
 		.pid = pid,
 		.queue = queue,
 		.reason = HINT_LOAN,
 		.mechanism = MECH_WAKE,
-		.until_ns = now + wake_loan_ns(slice_ns),
 	};
-	struct cpu_state *c = lookup_cpu(cpu);
+	struct cpu_state *c;
 
-	if (!c || !tc->interrupted || tc->resumes >= LOAN_RESUMES)
+	if (!vtime_before(now, tc->lent_until_ns) ||
+	    tc->resumes >= LOAN_RESUMES)
+		return;
+	c = lookup_cpu(cpu);
+	if (!c)
 		return;
 	tc->resumes++;
+	hint.until_ns = now + wake_loan_ns(slice_ns);
 	give_hint(c, &hint);
 }
 

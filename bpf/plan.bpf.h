@@ -83,12 +83,13 @@ static u64 bound_share_of(struct task_struct *p, u64 now)
 
 /* Where those bound to @c, of @share in all, stand among groups, if by their own clock
  * they stand at @vtime. That clock may run at another pace, as it is this CPU's only:
- * they owe and are owed no more than a group. */
+ * they owe no more than a group, and once they have the CPU they are owed no more. */
 static u64 place_bound(const struct domain *d, struct cpu_state *c, u64 vtime,
 		       u64 share)
 {
 	u64 lag = LAG_SLICES * fair_charge(slice_ns, share);
-	u64 place = fair_settle(vtime + c->bound_offset, d->present, lag, lag);
+	u64 place = fair_settle(vtime + c->bound_offset, d->present,
+				c->bound ? lag : FARTHEST_NS, lag);
 
 	c->bound_offset = place - vtime;
 	return place;
@@ -556,12 +557,21 @@ __noinline u32 gather_entities(u32 domain_id, u32 n, u64 now)
 
 /* ---- when ---- */
 
-static void time_turn(u32 domain_id, u64 after_ns)
+/* The turn of @d, domain @domain_id, which goes on at @now, is timed. False: the kernel
+ * has no memory to start a timer from here. */
+static bool time_turn(u32 domain_id, const struct domain *d, u64 now)
 {
 	struct timer *timer = lookup_turn_timer(domain_id);
 
-	if (timer)
-		bpf_timer_start(&timer->timer, after_ns, 0);
+	return timer && !bpf_timer_start(&timer->timer,
+					 turn_left(now, turn_length(d)), 0);
+}
+
+/* The turns of @d are not timed any more. Once, as plan_here() may start a timer too. */
+static void stop_turns(struct domain *d)
+{
+	if (__sync_lock_test_and_set(&d->crowded, 0))
+		__sync_fetch_and_sub(&nr_crowded, 1);
 }
 
 /*
@@ -576,10 +586,11 @@ static void plan_here(struct domain *d, const struct cpu_state *c, s32 cpu,
 	     d->resting & bit_of(d->timed_on)))
 		return;
 	d->timed_on = cpu;
-	time_turn(domain_of(cpu), turn_left(now, turn_length(d)));
+	time_turn(domain_of(cpu), d, now);
 }
 
-/* Tasks wait in @d, domain @domain_id: its turns are timed. */
+/* Tasks wait in @d, domain @domain_id: its turns are timed, or who waits next tries
+ * again. */
 static void begin_turns(u32 domain_id, struct domain *d, u64 now)
 {
 	if (d->crowded || __sync_val_compare_and_swap(&d->crowded, 0, 1))
@@ -588,7 +599,8 @@ static void begin_turns(u32 domain_id, struct domain *d, u64 now)
 	/* It stood still while nobody waited here. */
 	if (vtime_before(d->present, host_present))
 		d->present = host_present;
-	time_turn(domain_id, turn_left(now, turn_length(d)));
+	if (!time_turn(domain_id, d, now))
+		stop_turns(d);
 }
 
 /* ---- other domains ---- */
@@ -724,13 +736,12 @@ static int turn_ends(void *map, u32 *key, struct timer *timer)
 	d->timed_on = bpf_get_smp_processor_id();
 	if (is_crowded(d)) {
 		make_plan(domain_id, now);
-		time_turn(domain_id, turn_left(now, turn_length(d)));
-		return 0;
+		if (time_turn(domain_id, d, now))
+			return 0;
+	} else {
+		drop_plan(domain_id, now);
 	}
-	drop_plan(domain_id, now);
-	/* plan_here() may start the timer once more than turns begin. */
-	if (__sync_lock_test_and_set(&d->crowded, 0))
-		__sync_fetch_and_sub(&nr_crowded, 1);
+	stop_turns(d);
 	/* Who comes to wait counts first, and looks at this then. */
 	if (d->nr_waiting > 0)
 		begin_turns(domain_id, d, now);

@@ -20,11 +20,8 @@ int BPF_PROG(vcpu_halts, struct kvm_vcpu___kvm *vcpu)
 	struct domain *d = lookup_domain(domain_of(cpu));
 	struct cpu_state *c = lookup_cpu(cpu);
 
-	if (!c || !d || d->nr_waiting <= 0 || d->attended & bit_of(cpu) ||
+	if (!c || !d || d->nr_waiting <= 0 || somebody_waits_at(c) ||
 	    !is_on(MECH_HALT_POLL) || !kvm_read(vcpu, halt_poll_ns))
-		return 0;
-	/* One that is handed this CPU is there already. */
-	if (scx_bpf_dsq_nr_queued(SCX_DSQ_LOCAL))
 		return 0;
 	c->polls_pid = (s32)bpf_get_current_pid_tgid();
 	set_alarm(cpu, POLL_NS);
@@ -45,14 +42,14 @@ static bool is_polling(struct task_struct *p)
 static void end_polling(const struct cpu_state *c, s32 cpu,
 			struct task_struct *p)
 {
-	u32 domain_id = domain_of(cpu), slot = READ_ONCE(c->slot);
-	struct domain *d = lookup_domain(domain_id);
+	u32 slot = READ_ONCE(c->slot);
+	struct entity *e =
+		slot && slot != SLOT_BOUND ? lookup_entity(slot) : NULL;
 
-	if (!d || d->attended & bit_of(cpu) || !is_polling(p))
+	if (somebody_waits_at(c) || !is_polling(p))
 		return;
-	if ((!(slot & QUEUE_KINDS) && nr_in(slot) > 0 &&
-	     bring_first(slot, cpu)) ||
-	    take_first_entry(domain_id, cpu))
+	if ((e && e->nr_waiting > 0 && take_allowed(slot, cpu)) ||
+	    take_first_entry(domain_of(cpu), cpu))
 		count_effect(MECH_HALT_POLL);
 }
 

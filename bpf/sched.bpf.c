@@ -59,26 +59,23 @@ enum {
 		16, /* virtual time that a CPU's kernel thread uses at once */
 };
 
-/* ---- predicates ---- */
-
-static bool runnable_here(const struct task_struct *p)
-{
-	return p->scx.flags & SCX_TASK_QUEUED;
-}
-
 /* ---- waking and waiting ---- */
 
 /*
- * The vCPU @p, with @tc, is woken by a sibling, @waker, which runs on @c, of this CPU.
+ * The vCPU @p, with @tc, is woken on @c, of this CPU, which runs a sibling: its waker.
  * If that is by an IPI, and the sibling halts at once after its IPIs, as a rule, @p is
  * to run here as soon as it does: so it is with who answers a request and waits for the
  * next one. It takes no CPU from anybody, and nothing has to be looked for. False: it is
  * to wait as others do.
  */
 static bool hand_over(struct task_struct *p, const struct task_ctx *tc,
-		      struct task_ctx *waker, const struct cpu_state *c)
+		      const struct cpu_state *c)
 {
-	if (waker->signals.ipi_to != p->pid || is_throttled(tc->cgroup_group))
+	struct task_ctx *waker =
+		lookup_task_may_fail(bpf_get_current_task_btf());
+
+	if (!waker || waker->group != tc->group ||
+	    waker->signals.ipi_to != p->pid || is_throttled(tc->cgroup_group))
 		return false;
 	waker->handed_at_ns = bpf_ktime_get_ns();
 	if (!wake_hands_over(waker->halts_after_ns) || c->lent_pid ||
@@ -129,17 +126,14 @@ static s32 waiting_place(struct task_struct *p, struct task_ctx *tc,
 {
 	s32 here = bpf_get_smp_processor_id();
 	s32 cpu = lacking_cpu_for(p, tc, prev_cpu);
-	struct task_ctx *waker;
 	struct cpu_state *c;
 
 	if (cpu >= 0)
 		return cpu;
-	waker = lookup_task_may_fail(bpf_get_current_task_btf());
 	c = lookup_cpu(here);
-	if (c && waker && waker->group == tc->group &&
+	if (c && c->group == tc->group &&
 	    domain_of(here) == domain_of(prev_cpu) &&
-	    bpf_cpumask_test_cpu(here, p->cpus_ptr) &&
-	    hand_over(p, tc, waker, c))
+	    bpf_cpumask_test_cpu(here, p->cpus_ptr) && hand_over(p, tc, c))
 		return here;
 	return prev_cpu;
 }
@@ -147,13 +141,13 @@ static s32 waiting_place(struct task_struct *p, struct task_ctx *tc,
 /* The idle CPU that suits @p, which wakes; negative: there is none. */
 static s32 idle_cpu_for(struct task_struct *p, s32 prev_cpu, u64 wake_flags)
 {
+	struct domain *d = lookup_domain(domain_of(prev_cpu));
 	bool is_idle = false;
 	s32 cpu;
 
-	if (__COMPAT_HAS_scx_bpf_select_cpu_and)
-		return scx_bpf_select_cpu_and(p, prev_cpu, wake_flags,
-					      p->cpus_ptr, 0);
-	/* Needless from Linux 6.16 on. */
+	/* Where tasks wait in each domain, no CPU is idle elsewhere, as a rule. */
+	if (!d || (!d->idle && nr_crowded >= nr_domains))
+		return -EBUSY;
 	cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
 	return is_idle ? cpu : -EBUSY;
 }
@@ -217,14 +211,12 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 		return;
 	/* Before sleep is settled: who wakes preempts by what it had. */
 	vtime = g->vtime;
-	if (!choose_place(p, tc, cpu, &to)) {
+	if (!choose_place(p, tc, g, cpu, &to)) {
 		scx_bpf_dsq_insert(p, SCX_DSQ_GLOBAL, slice_ns, enq_flags);
 		return;
 	}
-	d = lookup_domain(to.domain);
-	if (!d)
-		return;
-	e = to.queue & BOUND_QUEUE ? NULL : lookup_entity(to.queue);
+	d = to.d;
+	e = to.e;
 	if (e && woke && nr_together(g) < 2)
 		settle_vtime(g, d, now);
 	tc->queue = to.queue;
@@ -237,11 +229,12 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 			kick_cpu(cpu, SCX_KICK_IDLE);
 	} else if (wake_idle_cpu(p) ||
 		   take_quiet_cpu(e, to.queue, d, bit_of(cpu)) ||
-		   call_cpu(e, d, to.domain == domain_of(cpu) ? bit_of(cpu) : 0,
+		   call_cpu(e, d,
+			    to.domain_id == domain_of(cpu) ? bit_of(cpu) : 0,
 			    woke, now)) {
 		return;
 	}
-	if (to.domain != domain_of(cpu))
+	if (to.domain_id != domain_of(cpu))
 		return;
 	if (!woke) {
 		resume_loan(tc, p->pid, to.queue, cpu, now);
@@ -259,14 +252,15 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 
 void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 {
-	s32 cpu = scx_bpf_task_cpu(p);
-	u32 domain_id = domain_of(cpu);
-	struct domain *d = lookup_domain(domain_id);
 	struct task_ctx *tc = lookup_task(p);
-	u64 now = bpf_ktime_get_ns();
+	s32 cpu = scx_bpf_task_cpu(p);
+	u64 now;
 
-	if (!tc || !d)
+	if (!tc)
 		return;
+	/* It began to wait just now, unless it waited elsewhere. */
+	now = tc->ready_at_ns && !tc->queue ? tc->ready_at_ns
+					    : bpf_ktime_get_ns();
 	stop_waiting(tc);
 	/* What it is for cannot wait, unless it never ends. */
 	if (is_per_cpu_kthread(p) &&
@@ -275,145 +269,124 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 				   enq_flags | SCX_ENQ_PREEMPT);
 		return;
 	}
-	/* Of a woken one, ops.runnable() has just done it. */
-	if (!(enq_flags & SCX_ENQ_WAKEUP))
-		find_group(p, tc);
-	else
+	if (enq_flags & SCX_ENQ_WAKEUP)
 		note_woken_by_ipi(tc, now);
+	else if (is_new_vcpu(p, tc))
+		find_group(p, tc);
 	if (!tc->ready_at_ns)
 		tc->ready_at_ns = now;
 	if (has_to_park(p, tc, enq_flags & SCX_ENQ_WAKEUP))
-		park(p, tc, d, domain_id, enq_flags, now);
+		park(p, tc, domain_of(cpu), enq_flags, now);
 	else
 		wait_for_cpu(p, tc, cpu, enq_flags, now);
 }
 
-void BPF_STRUCT_OPS(cohort_dequeue, struct task_struct *p, u64 deq_flags)
-{
-	struct task_ctx *tc = lookup_task_may_fail(p);
-
-	if (tc)
-		stop_waiting(tc);
-}
-
 /* ---- what runs next ---- */
 
-/* The virtual time of the first task in @queue, or of one that has just left it; false:
- * there is none any more, or an enqueue is under way. */
-static bool head_vtime(u32 queue, u64 *vtime)
+/* The @prev that ran here may go on, as far as it is up to it: it is charged, and its
+ * state returned. NULL: its cap stops it, or it is a new vCPU, which waits for a moment,
+ * and is its VM's then. */
+static struct task_ctx *may_go_on(struct task_struct *prev,
+				  const struct domain *d)
 {
-	struct task_struct *head = __COMPAT_scx_bpf_dsq_peek(queue);
+	struct task_ctx *tc = lookup_task_may_fail(prev);
 
-	if (!head)
-		return false;
-	*vtime = head->scx.dsq_vtime;
-	return true;
+	if (!tc)
+		return NULL;
+	charge(prev, tc, d, bpf_ktime_get_ns());
+	return has_to_park(prev, tc, false) || is_new_vcpu(prev, tc) ? NULL
+								     : tc;
 }
 
-static void go_on(struct cpu_state *c, struct task_struct *p)
-{
-	c->lent_pid = 0;
-	scx_bpf_task_set_slice(p, slice_ns);
-}
-
-/* Does @prev, with @tc, which ran on @c, stand before the first one that waits for whom
- * @c, with @slot, is in this turn? */
+/* Does @tc, which ran on @c, of @cpu, and whose turn it is there, stand before the first
+ * one that waits with it? */
 static bool stands_first(const struct cpu_state *c, u32 slot, s32 cpu,
 			 const struct task_ctx *tc)
 {
-	bool bound = slot == SLOT_BOUND;
-	u64 head;
+	struct task_struct *head;
 
-	if ((bound ? !c->bound : c->entity != slot) || tc->rests_on)
+	if (tc->rests_on)
 		return false;
-	if (!head_vtime(slot_queue(slot, cpu), &head))
-		return true;
-	return vtime_before(bound ? c->bound_vtime + tc->bound_cost : tc->vtime,
-			    head);
+	/* NULL: it has left, or is not there yet. */
+	head = __COMPAT_scx_bpf_dsq_peek(slot_queue(slot, cpu));
+	return !head || vtime_before(c->bound ? c->bound_vtime + tc->bound_cost
+					      : tc->vtime,
+				     head->scx.dsq_vtime);
 }
 
-/* Run one of those that wait for whom @cpu, of @d, with @slot, is in this turn. */
-static bool serve_slot(u32 slot, s32 cpu, const struct domain *d)
+/* Run one of those that wait for whom @cpu, of @d, is in this turn: @e, entity @slot, or
+ * NULL: those that are bound to it. */
+static bool serve_slot(struct entity *e, u32 slot, s32 cpu,
+		       const struct domain *d)
 {
-	struct entity *e;
-
-	if (slot == SLOT_BOUND)
-		return take_bound(cpu);
-	e = lookup_entity(slot);
-	return e && take_of(e, slot, cpu, turn_length(d));
+	return e ? take_of(e, slot, cpu, turn_length(d)) : take_bound(cpu);
 }
 
 /* @c, of @cpu in domain @domain_id, takes a task from elsewhere than its slot. */
 static bool fill_in(const struct cpu_state *c, s32 cpu, struct domain *d,
-		    u32 domain_id, u64 now)
+		    u32 domain_id)
 {
 	return (!only_rests(c) && take_bound(cpu)) ||
-	       take_next(domain_id, cpu, now) || take_bound(cpu) ||
-	       pull_from_any(d, domain_id, cpu, now);
+	       take_next(domain_id, cpu) || take_bound(cpu) ||
+	       pull_from_any(d, domain_id, cpu);
 }
 
 /* CPU @cpu is to take a task from another domain, once. */
-static bool pulls(struct cpu_state *c, s32 cpu, u64 now)
+static bool pulls(struct cpu_state *c, s32 cpu)
 {
 	u32 from = c->pull_from;
 
-	c->pull_from = 0;
-	return from && pull(from - 1, cpu, now);
-}
-
-/* The vCPU on @c, of @cpu in domain @domain_id, was asked whether it rests, as somebody
- * waits: that one runs if it does. */
-static bool gives_quiet_cpu(struct cpu_state *c, struct domain *d,
-			    u32 domain_id, s32 cpu, u64 now)
-{
-	c->samples = 0;
-	if (!c->rests || !take_next(domain_id, cpu, now))
+	if (!from)
 		return false;
-	count_effect(MECH_HALTED);
-	return true;
+	c->pull_from = 0;
+	return pull(from - 1, cpu);
 }
 
 void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 {
 	struct cpu_state *c = lookup_cpu(cpu);
-	u32 domain_id = domain_of(cpu);
+	u32 domain_id = domain_of(cpu), slot;
 	struct domain *d = lookup_domain(domain_id);
 	struct task_ctx *tc = NULL;
-	u64 now = bpf_ktime_get_ns();
-	bool waits;
-	u32 slot;
+	struct entity *e = NULL;
+	bool waits, own;
 
 	if (!c || !d)
 		return;
-	if (prev && runnable_here(prev)) {
-		tc = lookup_task_may_fail(prev);
-		if (tc)
-			charge(prev, tc, d, now);
-	}
-	if (leaves_hook(c, cpu, prev, tc))
+	if (prev && !(prev->scx.flags & SCX_TASK_QUEUED))
+		prev = NULL; /* it sleeps */
+	if (leaves_hook(c, cpu, prev))
 		return;
 	if (has_to_unpark(d))
 		unpark(domain_id);
-	/* A new vCPU waits for a moment, and is its VM's then. */
-	if (tc && (has_to_park(prev, tc, false) || is_new_vcpu(prev, tc)))
-		tc = NULL;
-	if (c->samples && gives_quiet_cpu(c, d, domain_id, cpu, now))
-		return;
+	c->samples = 0;
 	/* Once: a plan may change it meanwhile. */
 	slot = READ_ONCE(c->slot);
-	waits = nr_in(slot_queue(slot, cpu)) > 0;
-	if (looks(c, cpu, now) || follow_hints(c, cpu, waits, now) ||
-	    pulls(c, cpu, now))
+	if (slot && slot != SLOT_BOUND) {
+		e = lookup_entity(slot);
+		if (!e)
+			return;
+	}
+	waits = (e ? e->nr_waiting : slot ? c->nr_bound : 0) > 0;
+	if (looks(c, cpu) || follow_hints(c, cpu, waits) || pulls(c, cpu))
 		return;
+	own = prev && (e ? c->entity == slot : slot && c->bound);
+	/* In another's turn nothing is asked of who ran: it is charged as it stops. */
+	if (own || (prev && !waits))
+		tc = may_go_on(prev, d);
 	if (waits && !(tc && stands_first(c, slot, cpu, tc)) &&
-	    serve_slot(slot, cpu, d))
+	    serve_slot(e, slot, cpu, d))
 		return;
-	if (tc && tc->rests_on && take_next(domain_id, cpu, now))
+	if (tc && tc->rests_on && take_next(domain_id, cpu)) {
+		count_effect(MECH_HALTED);
 		return;
-	if (prev && tc)
-		go_on(c, prev);
-	else
-		fill_in(c, cpu, d, domain_id, now);
+	}
+	if (!tc) {
+		fill_in(c, cpu, d, domain_id);
+		return;
+	}
+	c->lent_pid = 0;
+	scx_bpf_task_set_slice(prev, slice_ns);
 }
 
 /*
@@ -427,7 +400,14 @@ void BPF_STRUCT_OPS(cohort_update_idle, s32 cpu, bool idle)
 	struct domain *d = lookup_domain(domain_of(cpu));
 	struct cpu_state *c = lookup_cpu(cpu);
 
-	if (!idle || !c || !d || d->nr_waiting <= 0 || c->looked_again)
+	if (!c || !d)
+		return;
+	if (!idle) {
+		__sync_fetch_and_and(&d->idle, ~bit_of(cpu));
+		return;
+	}
+	__sync_fetch_and_or(&d->idle, bit_of(cpu));
+	if (d->nr_waiting <= 0 || c->looked_again)
 		return;
 	c->looked_again = 1;
 	kick_cpu(cpu, 0);
@@ -543,7 +523,8 @@ static void account_vcpu(s32 pid, struct task_ctx *tc, struct group *g,
 		ready_ns = 0;
 	}
 	note_waits(pid, &by);
-	__sync_fetch_and_add(&g->info.stats.throttled_ns, by.capped_ns);
+	if (by.capped_ns)
+		__sync_fetch_and_add(&g->info.stats.throttled_ns, by.capped_ns);
 	__sync_fetch_and_add(&g->info.stats.ready_ns, ready_ns);
 	if (tc->last_cpu >= 0 && tc->last_cpu != cpu)
 		count(&g->info.stats.migrations);
@@ -580,7 +561,6 @@ static void enter_bound(struct task_ctx *tc, struct group *g,
 	if (tc->bound_on == cpu + 1 &&
 	    vtime_before(c->bound_present, tc->bound_vtime))
 		c->bound_present = tc->bound_vtime;
-	tc->bound_on = 0;
 	c->bound_vtime = c->bound_present;
 	c->bound_share = share_apart(g, now);
 }
@@ -590,8 +570,7 @@ static void enter_cpu(struct task_struct *p, struct task_ctx *tc,
 		      struct group *g, struct cpu_state *c, s32 cpu, u64 now)
 {
 	struct domain *d = lookup_domain(domain_of(cpu));
-	u32 id = entity_for(tc, domain_of(cpu));
-	struct entity *e = id ? lookup_entity(id) : NULL;
+	struct entity *e = entity_for(tc, domain_of(cpu));
 
 	c->group = tc->group;
 	c->vtime = tc->vtime;
@@ -610,7 +589,7 @@ static void enter_cpu(struct task_struct *p, struct task_ctx *tc,
 		enter_bound(tc, g, c, cpu, now);
 		return;
 	}
-	c->entity = id;
+	c->entity = tc->entity;
 	__sync_fetch_and_add(&g->running, fair_runs(now));
 	if (vtime_before(g->task_vtime_now, tc->vtime))
 		g->task_vtime_now = tc->vtime;
@@ -620,7 +599,7 @@ static void enter_cpu(struct task_struct *p, struct task_ctx *tc,
 	    __sync_and_and_fetch(&e->missed, ~bit_of(cpu)) == 0)
 		count_time(g->info.stats.turn_skew,
 			   ns_since(d->planned_ns, now));
-	wake_entity(id, e, g->vtime, now);
+	wake_entity(tc->entity, e, g->vtime, now);
 }
 
 /* Once a second, of each VM: where does it stand, and is it an exception? */
@@ -671,6 +650,7 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 	if (tc->halts_on_cpu)
 		begin_count(tc, d, cpu, now);
 	enter_cpu(p, tc, g, c, cpu, now);
+	tc->bound_on = 0;
 	plan_here(d, c, cpu, now);
 	/* Turns and ticks may go in step, so that it meets no tick. */
 	if (is_throttled(tc->cgroup_group))
@@ -682,16 +662,19 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 
 /* The task that ran on @c, of @cpu, with @tc, leaves it. */
 static void leave_cpu(struct task_struct *p, struct task_ctx *tc,
-		      struct cpu_state *c, struct domain *d, s32 cpu, u64 now)
+		      struct cpu_state *c, struct domain *d, s32 cpu,
+		      bool runnable, u64 now)
 {
 	struct entity *e = c->entity ? lookup_entity(c->entity) : NULL;
 
-	if (e)
+	if (e) {
 		__sync_fetch_and_and(&e->running, ~bit_of(cpu));
+		if (!runnable && tc->is_vcpu)
+			__sync_fetch_and_add(&e->nr_sleeps, 1);
+	}
 	c->prev_pid = p->pid;
 	c->prev_group = tc->group;
 	c->prev_run_ns = now - tc->run_at_ns;
-	tc->interrupted = vtime_before(now, tc->lent_until_ns);
 	if (tc->rests_on)
 		leave_rest(c, d, cpu, now);
 	/* The next one may have the CPU for a moment already: its dispatch came
@@ -705,15 +688,6 @@ static void leave_cpu(struct task_struct *p, struct task_ctx *tc,
 	c->group = 0;
 	c->entity = 0;
 	c->bound = 0;
-}
-
-/* The vCPU on @c goes to sleep. */
-static void count_sleep(const struct cpu_state *c)
-{
-	struct entity *e = c->entity ? lookup_entity(c->entity) : NULL;
-
-	if (e)
-		__sync_fetch_and_add(&e->nr_sleeps, 1);
 }
 
 /* @tc stops, as it sleeps or although it is @runnable: how long after it woke a sibling
@@ -744,13 +718,22 @@ void BPF_STRUCT_OPS(cohort_stopping, struct task_struct *p, bool runnable)
 		__sync_fetch_and_sub(&g->nr_apart_running, 1);
 	else if (g)
 		__sync_fetch_and_sub(&g->running, fair_runs(tc->charged_at_ns));
-	if (!runnable && tc->is_vcpu)
-		count_sleep(c);
-	leave_cpu(p, tc, c, d, cpu, now);
+	leave_cpu(p, tc, c, d, cpu, runnable, now);
 	note_hand_over(tc, runnable, now);
 	tc->run_at_ns = 0;
 	tc->woke = 0;
 	tc->ready_at_ns = runnable ? now : 0;
+}
+
+/* @tc sleeps or goes. */
+static void stop_being_runnable(struct task_ctx *tc)
+{
+	stop_waiting(tc);
+	forget_halts(tc);
+	if (!tc->is_runnable)
+		return;
+	tc->is_runnable = 0;
+	group_runnable(tc->group, tc, -1);
 }
 
 void BPF_STRUCT_OPS(cohort_quiescent, struct task_struct *p, u64 deq_flags)
@@ -759,26 +742,25 @@ void BPF_STRUCT_OPS(cohort_quiescent, struct task_struct *p, u64 deq_flags)
 
 	if (!tc)
 		return;
-	stop_waiting(tc);
-	forget_halts(tc);
+	stop_being_runnable(tc);
 	tc->ready_at_ns = 0;
 	tc->throttled_ns = 0;
-	if (tc->is_runnable) {
-		tc->is_runnable = 0;
-		group_runnable(tc->group, tc, -1);
-	}
 }
 
 void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 {
-	struct task_ctx *tc = lookup_task_may_fail(p);
 	s32 cpu = scx_bpf_task_cpu(p);
-	struct domain *d = lookup_domain(domain_of(cpu));
-	u64 now = bpf_ktime_get_ns();
+	struct domain *d;
+	struct task_ctx *tc;
 
+	/* All others are charged when their slices end. */
+	if (!nr_capped && !halts_seen)
+		return;
+	tc = lookup_task_may_fail(p);
+	d = lookup_domain(domain_of(cpu));
 	if (!tc || !d || !tc->run_at_ns)
 		return;
-	charge(p, tc, d, now);
+	charge(p, tc, d, bpf_ktime_get_ns());
 	if (tc->halts_on_cpu)
 		sample(tc, d, cpu);
 	obey_cap(p, tc);
@@ -821,12 +803,7 @@ void BPF_STRUCT_OPS(cohort_exit_task, struct task_struct *p,
 		count_process(tc->cgroup_group, p->tgid, -1);
 		return;
 	}
-	stop_waiting(tc);
-	if (tc->is_runnable) {
-		tc->is_runnable = 0;
-		group_runnable(tc->group, tc, -1);
-	}
-	forget_halts(tc);
+	stop_being_runnable(tc);
 	if (tc->is_vcpu)
 		bpf_map_delete_elem(&cohort_waits, &tid);
 	leave_group(tc);
@@ -972,8 +949,10 @@ static s32 init_cpu(u32 cpu)
 	d->cpu[i] = cpu;
 	cpu_bit[cpu & (MAX_CPUS - 1)] = 1ULL << i;
 	online = scx_bpf_get_online_cpumask();
-	if (bpf_cpumask_test_cpu(cpu, online))
+	if (bpf_cpumask_test_cpu(cpu, online)) {
 		d->cpus |= 1ULL << i;
+		d->idle |= 1ULL << i;
+	}
 	scx_bpf_put_cpumask(online);
 	err = bpf_timer_init(&alarm->timer, &alarms, CLOCK_MONOTONIC);
 	if (err)
@@ -1038,8 +1017,7 @@ void BPF_STRUCT_OPS(cohort_exit, struct scx_exit_info *ei)
  */
 SCX_OPS_DEFINE(
 	cohort_ops, .select_cpu = (void *)cohort_select_cpu,
-	.enqueue = (void *)cohort_enqueue, .dequeue = (void *)cohort_dequeue,
-	.dispatch = (void *)cohort_dispatch,
+	.enqueue = (void *)cohort_enqueue, .dispatch = (void *)cohort_dispatch,
 	.update_idle = (void *)cohort_update_idle,
 	.yield = (void *)cohort_yield, .runnable = (void *)cohort_runnable,
 	.running = (void *)cohort_running, .stopping = (void *)cohort_stopping,

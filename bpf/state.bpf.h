@@ -133,7 +133,7 @@ struct domain {
 	u32 crowded; /* its turns are timed; compare-and-swap */
 	u64 cpus; /* that are online; atomic */
 	u64 bound; /* CPUs for which bound tasks wait; atomic */
-	u64 attended; /* CPUs at which a task waits; likewise */
+	u64 idle; /* CPUs that are, and some that just were; atomic */
 	u64 quiet; /* CPUs that run a vCPU that rests; atomic */
 	u64 often; /* CPUs whose vCPU is halted often; atomic */
 	u32 refills; /* of caps, when parked tasks were looked through last */
@@ -227,7 +227,6 @@ struct cpu_state {
 	u32 leaves_hook; /* how often the running vCPU was let out of a hook */
 	u32 looked_again; /* idle, as a task waited that it may not run */
 	s32 nr_bound; /* tasks that wait for this CPU only; any CPU, atomic */
-	s32 nr_waiting; /* tasks that wait at this CPU, bound or not; likewise */
 	struct hint hints[NR_HINTS]; /* any CPU */
 
 	u32 slot; /* who has it in this turn: an entity, SLOT_BOUND, 0: nobody;
@@ -287,7 +286,6 @@ struct task_ctx {
 	u32 group; /* that pays for it */
 	u32 cgroup_group; /* of its cgroup */
 	u32 queue; /* it waits in, 0: none; swapped atomically */
-	u32 waits_at; /* while it waits in one: the CPU that it is on */
 	u32 entity; /* it belongs to, if that is one of its group and domain */
 	u32 is_vcpu; /* it was seen inside KVM_RUN */
 	u32 halts_on_cpu; /* its HLT or MWAIT do not exit */
@@ -297,9 +295,8 @@ struct task_ctx {
 	u32 apart; /* it may run elsewhere than the others of its group, as it
 		      waited or ran last; counted in nr_apart while runnable */
 	u32 woke; /* and has not run since */
-	u32 interrupted; /* it was stopped while it had a CPU for a moment */
 	u32 resumes; /* how often that went on then, since it woke */
-	u64 lent_until_ns; /* when that ends */
+	u64 lent_until_ns; /* when a moment ends for which it had a CPU */
 	u64 cpus; /* of domain cpus_domain, that it may run on */
 	u32 cpus_domain; /* + 1; 0: to be found */
 	s32 last_cpu; /* it ran on, -1: none */

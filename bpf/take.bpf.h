@@ -14,26 +14,25 @@ enum {
 	MAX_SIBLINGS = 256, /* waiting ones looked through for one */
 };
 
+/* How many tasks want to run on this CPU, the running one included: those that wait at
+ * it, in whichever queue. KVM looks at this number before it polls. */
+static u32 nr_here(void)
+{
+	const struct rq *rq = bpf_this_cpu_ptr(&runqueues);
+
+	return rq->nr_running;
+}
+
+/* Does another task than the one that runs on @c, which is of this CPU, wait at it? */
+static bool somebody_waits_at(const struct cpu_state *c)
+{
+	return nr_here() > !!c->group;
+}
+
 /* Where those wait for whom @cpu, with @slot, is in this turn; 0: it is nobody's. */
 static u32 slot_queue(u32 slot, s32 cpu)
 {
 	return slot == SLOT_BOUND ? BOUND_QUEUE | cpu : slot;
-}
-
-/* How many tasks wait in @queue, of an entity or bound to a CPU? 0: that of nobody. */
-__noinline s32 nr_in(u32 queue)
-{
-	struct cpu_state *c;
-	struct entity *e;
-
-	if (queue & PARKED_QUEUE)
-		return 0;
-	if (queue & BOUND_QUEUE) {
-		c = lookup_cpu(queue & ~QUEUE_KINDS);
-		return c ? c->nr_bound : 0;
-	}
-	e = lookup_entity(queue);
-	return e ? e->nr_waiting : 0;
 }
 
 /* Has thread @pid left @queue? */
@@ -57,7 +56,7 @@ __noinline bool run_waiting(u32 queue, s32 pid, s32 cpu)
 {
 	struct task_struct *p;
 	bool moved = false;
-	s32 nr = nr_in(queue);
+	s32 nr = scx_bpf_dsq_nr_queued(queue);
 	u32 seen = unknown_zero;
 
 	/* Nothing long is searched for one that has left. */
@@ -108,50 +107,29 @@ static bool take_if_near(struct entity *e, u32 queue, s32 cpu, u64 near_ns)
 {
 	u64 bit = bit_of(cpu);
 
-	if (!(e->near & bit) || e->domain != domain_of(cpu))
+	if (!(e->near & bit))
 		return false;
 	/* Another one sets it again. */
 	__sync_fetch_and_and(&e->near, ~bit);
 	return e->nr_waiting > 0 && take_near(queue, cpu, near_ns);
 }
 
-/* The first task of @queue that may run on @cpu, if it is one of the first, is moved
- * there. */
-static __always_inline bool move_first(u32 queue, s32 cpu,
-				       const bool in_dispatch)
+/* Run the first task of @queue that may run on @cpu, if it is one of the first. Outside
+ * of a dispatch it runs when this CPU has nothing else to do. */
+__noinline bool take_allowed(u32 queue, s32 cpu)
 {
 	struct task_struct *p;
 	bool moved = false;
 	u32 seen = unknown_zero;
 
-	bpf_for_each(scx_dsq, p, queue, 0) {
-		if (++seen > TAKE_TRIES)
-			break;
-		if (!may_move_to(p, cpu))
-			continue;
-		moved = in_dispatch ? move_here(BPF_FOR_EACH_ITER, p)
-				    : bring_here(BPF_FOR_EACH_ITER, p);
-		if (moved)
-			break;
-	}
-	return moved;
-}
-
-/* Run it. */
-__noinline bool take_allowed(u32 queue, s32 cpu)
-{
-	return move_first(queue, cpu, true);
-}
-
-/* It runs when this CPU, @cpu, has nothing else to do. Outside of a dispatch it may leave
- * the queue for another reason meanwhile, and so is not counted out here. */
-__noinline bool bring_first(u32 queue, s32 cpu)
-{
-	bool moved;
-
 	/* Linux 7.2 checks what timers call as if it could sleep. */
 	bpf_rcu_read_lock();
-	moved = move_first(queue, cpu, false);
+	bpf_for_each(scx_dsq, p, queue, 0) {
+		if (moved || ++seen > TAKE_TRIES)
+			break;
+		if (may_move_to(p, cpu))
+			moved = move_here(BPF_FOR_EACH_ITER, p);
+	}
 	bpf_rcu_read_unlock();
 	return moved;
 }
@@ -192,7 +170,7 @@ static u64 taking_cpus(u32 domain_id, s32 cpu)
 enum take_which {
 	TAKE_BEST, /* see take_of(); in a dispatch only */
 	TAKE_NEAR, /* one that is there already */
-	TAKE_FIRST, /* see bring_first(); outside of a dispatch */
+	TAKE_FIRST, /* see take_allowed(); outside of a dispatch */
 };
 
 /* Run a task of those that competed for this turn of domain @domain_id, in their
@@ -217,7 +195,7 @@ static __always_inline bool take_entry(u32 domain_id, s32 cpu,
 		if (which == TAKE_NEAR)
 			taken = take_if_near(e, id, cpu, turn_length(d));
 		else if (which == TAKE_FIRST)
-			taken = e->nr_waiting > 0 && bring_first(id, cpu);
+			taken = e->nr_waiting > 0 && take_allowed(id, cpu);
 		else
 			taken = take_of(e, id, cpu, turn_length(d));
 		if (taken)
@@ -243,10 +221,10 @@ __noinline bool take_first_entry(u32 domain_id, s32 cpu)
 
 /* Run a task of one of the first entities of domain @domain_id that has one for
  * @cpu. */
-__noinline bool take_listed(u32 domain_id, s32 cpu, u64 now)
+__noinline bool take_listed(u32 domain_id, s32 cpu)
 {
 	struct domain *d = lookup_domain(domain_id);
-	u64 taking = taking_cpus(domain_id, cpu);
+	u64 taking = taking_cpus(domain_id, cpu), now = bpf_ktime_get_ns();
 	bool taken = false;
 	u32 i, nr;
 
@@ -300,45 +278,41 @@ static bool take_unbound(const struct domain *d, s32 cpu)
  * last. */
 static bool take_only(const struct domain *d)
 {
-	u32 id = d->waited_last;
+	struct entity *e = lookup_entity(d->waited_last);
 
-	return nr_in(id) == 1 && scx_bpf_dsq_move_to_local(id, 0);
-}
-
-/* Does a task wait at @cpu? Only those of its own domain, @d, say so. */
-static bool somebody_waits_at(const struct domain *d, u32 domain_id, s32 cpu)
-{
-	return domain_of(cpu) == domain_id && d->attended & bit_of(cpu);
+	return e && e->nr_waiting == 1 &&
+	       scx_bpf_dsq_move_to_local(d->waited_last, 0);
 }
 
 /* Run whoever comes next in domain @domain_id and may run on @cpu. */
-__noinline bool take_next(u32 domain_id, s32 cpu, u64 now)
+__noinline bool take_next(u32 domain_id, s32 cpu)
 {
 	struct domain *d = lookup_domain(domain_id);
+	struct cpu_state *c = lookup_cpu(cpu);
 
-	if (!d || d->nr_waiting <= 0)
+	if (!c || !d || d->nr_waiting <= 0)
 		return false;
 	if (d->nr_waiting == 1 && take_only(d))
 		return true;
 	/* One that is here already first, whoever comes next: sleeping-barrier-3x8 does
 	 * 0.5 % more so. */
-	return (somebody_waits_at(d, domain_id, cpu) &&
+	return (domain_of(cpu) == domain_id && somebody_waits_at(c) &&
 		take_near_entry(domain_id, cpu)) ||
-	       take_best_entry(domain_id, cpu) ||
-	       take_listed(domain_id, cpu, now) || take_unbound(d, cpu);
+	       take_best_entry(domain_id, cpu) || take_listed(domain_id, cpu) ||
+	       take_unbound(d, cpu);
 }
 
 /* Run whoever waits in domain @from, which is another one. */
-static bool pull(u32 from, s32 cpu, u64 now)
+static bool pull(u32 from, s32 cpu)
 {
-	if (!take_next(from, cpu, now))
+	if (!take_next(from, cpu))
 		return false;
 	count(&host_stats.stolen);
 	return true;
 }
 
 /* This CPU, of @d, has nothing to do: whoever waits in another domain. */
-static bool pull_from_any(struct domain *d, u32 domain_id, s32 cpu, u64 now)
+static bool pull_from_any(struct domain *d, u32 domain_id, s32 cpu)
 {
 	u32 i, from = d->far;
 
@@ -346,7 +320,7 @@ static bool pull_from_any(struct domain *d, u32 domain_id, s32 cpu, u64 now)
 		return false;
 	bpf_for(i, 0, nr_domains) {
 		from = next_domain(from);
-		if (from != domain_id && pull(from, cpu, now)) {
+		if (from != domain_id && pull(from, cpu)) {
 			d->far = from;
 			return true;
 		}

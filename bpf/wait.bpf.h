@@ -15,7 +15,9 @@ enum {
 /* Where a task waits. */
 struct place {
 	u32 queue;
-	u32 domain;
+	u32 domain_id;
+	struct domain *d;
+	struct entity *e; /* NULL: it is bound to its CPU */
 	u64 key; /* virtual time, by which the queue is ordered */
 };
 
@@ -51,11 +53,13 @@ __noinline u32 first_home(u32 here)
  * that fits into one has a home. */
 static u32 waiting_domain(struct task_struct *p, struct group *g, u32 domain_id)
 {
-	struct domain *d = lookup_domain(domain_id);
+	struct domain *d;
 	u32 home;
 
-	if (nr_domains < 2 || !is_vm(g) || !d ||
-	    g->info.nr_vcpus > cpus_in(d->cpus))
+	if (nr_domains < 2 || !is_vm(g))
+		return domain_id;
+	d = lookup_domain(domain_id);
+	if (!d || g->info.nr_vcpus > cpus_in(d->cpus))
 		return domain_id;
 	if (!g->home) {
 		home = first_home(domain_id);
@@ -79,18 +83,19 @@ static void note_near(struct entity *e, s32 cpu)
 
 /* The task waits with the others of its group, if it may run where they may. */
 static bool wait_together(struct task_struct *p, struct task_ctx *tc,
-			  struct group *g, struct place *to)
+			  struct group *g, s32 cpu, struct place *to)
 {
-	struct domain *d = lookup_domain(to->domain);
-	u32 id = entity_for(tc, to->domain);
-	struct entity *e = id ? lookup_entity(id) : NULL;
+	struct entity *e;
 	u32 of_group;
 
 	/* One in the middle of a hook cannot move. */
-	if (!d || !e || is_migration_disabled(p))
+	if (is_migration_disabled(p))
+		return false;
+	e = entity_for(tc, to->domain_id);
+	if (!e)
 		return false;
 	of_group = e->group;
-	find_cpus(p, tc, e, to->domain);
+	find_cpus(p, tc, e, to->domain_id);
 	__sync_fetch_and_add(&e->nr_waiting, 1);
 	/* It may just have been given back. */
 	if (e->state == ENTITY_FREE || e->group != of_group ||
@@ -100,74 +105,79 @@ static bool wait_together(struct task_struct *p, struct task_ctx *tc,
 		return false;
 	}
 	set_apart(tc, g, false);
-	note_near(e, scx_bpf_task_cpu(p));
+	note_near(e, cpu);
 	tc->bound_cost = 0;
-	begins_to_wait(tc, id, d, scx_bpf_task_cpu(p));
-	to->queue = id;
+	to->d->waited_last = tc->entity;
+	__sync_fetch_and_add(&to->d->nr_waiting, 1);
+	to->e = e;
+	to->queue = tc->entity;
 	to->key = task_key(tc, g);
 	return true;
 }
 
+/* By what (virtual time) @tc comes behind those that are bound to a CPU: what it used
+ * since it waited last and, if it has not run since, by what it came behind then. */
+static u64 bound_debt(const struct task_ctx *tc)
+{
+	struct cpu_state *last =
+		tc->bound_on ? lookup_cpu(tc->bound_on - 1) : NULL;
+	u64 debt = tc->bound_cost;
+
+	if (last && vtime_before(last->bound_present, tc->bound_vtime))
+		debt += tc->bound_vtime - last->bound_present;
+	return debt < starved_ns ? debt : starved_ns;
+}
+
 /*
  * The task waits for CPU @cpu, and no other one: by the clock of those that are bound
- * to it, behind them by what it used since it waited last. Virtual time may run at
- * another pace elsewhere, so nothing older counts.
+ * to it. Virtual time may run at another pace elsewhere, so nothing older counts.
  */
 static bool wait_bound(struct task_ctx *tc, s32 cpu, struct place *to)
 {
-	struct domain *d = lookup_domain(to->domain);
 	struct cpu_state *c = lookup_cpu(cpu);
 	u64 now = bpf_ktime_get_ns();
 
-	if (!c || !d)
+	if (!c)
 		return false;
 	/* Their clock stood still while there were none. */
 	if (c->nr_bound <= 0 &&
 	    ns_since(c->bound_served_ns, now) > BOUND_STALE_NS) {
-		c->bound_offset = d->present - c->bound_present;
+		c->bound_offset = to->d->present - c->bound_present;
 		c->bound_served_ns = now;
 	}
 	tc->bound_vtime =
-		c->bound_present + (tc->rests_on || tc->bound_cost > starved_ns
-					    ? starved_ns
-					    : tc->bound_cost);
+		c->bound_present + (tc->rests_on ? starved_ns : bound_debt(tc));
 	tc->bound_on = cpu + 1;
 	tc->bound_cost = 0;
+	to->e = NULL;
 	to->queue = BOUND_QUEUE | cpu;
 	to->key = tc->bound_vtime;
-	begins_to_wait(tc, to->queue, d, cpu);
-	count_in(&c->nr_bound, &d->bound, bit_of(cpu));
+	__sync_fetch_and_add(&to->d->nr_waiting, 1);
+	count_bound(c, to->d, cpu);
 	return true;
 }
 
-/* Where @p, which is on @cpu, is to wait: it counts there. False: nowhere. */
-__noinline bool choose_place(struct task_struct *p __arg_trusted,
-			     struct task_ctx *tc, s32 cpu, struct place *to)
+/* Where @p, of @g, which is on @cpu, is to wait: it counts there. False: nowhere. */
+static bool choose_place(struct task_struct *p, struct task_ctx *tc,
+			 struct group *g, s32 cpu, struct place *to)
 {
-	struct group *g = tc ? lookup_group(tc->group) : NULL;
-
-	if (!tc || !g || !to)
+	to->domain_id = waiting_domain(p, g, domain_of(cpu));
+	to->d = lookup_domain(to->domain_id);
+	if (!to->d)
 		return false;
-	to->domain = waiting_domain(p, g, domain_of(cpu));
-	if (wait_together(p, tc, g, to))
+	if (wait_together(p, tc, g, cpu, to))
 		return true;
-	to->domain = domain_of(cpu);
-	return wait_bound(tc, cpu, to);
+	to->domain_id = domain_of(cpu);
+	to->d = lookup_domain(to->domain_id);
+	return to->d && wait_bound(tc, cpu, to);
 }
 
 /* A task of @g is in the queue that was chosen. */
 static void note_waiting(const struct place *at, struct group *g, u64 now)
 {
-	struct domain *d = lookup_domain(at->domain);
-	struct entity *e;
-
-	if (!(at->queue & BOUND_QUEUE)) {
-		e = lookup_entity(at->queue);
-		if (e)
-			wake_entity(at->queue, e, g->vtime, now);
-	}
-	if (d)
-		begin_turns(at->domain, d, now);
+	if (at->e)
+		wake_entity(at->queue, at->e, g->vtime, now);
+	begin_turns(at->domain_id, at->d, now);
 }
 
 /* ---- caps ---- */
@@ -180,9 +190,13 @@ static bool has_to_unpark(const struct domain *d)
 }
 
 /* @p waits until its cap is refilled. */
-static void park(struct task_struct *p, struct task_ctx *tc, struct domain *d,
-		 u32 domain_id, u64 enq_flags, u64 now)
+static void park(struct task_struct *p, struct task_ctx *tc, u32 domain_id,
+		 u64 enq_flags, u64 now)
 {
+	struct domain *d = lookup_domain(domain_id);
+
+	if (!d)
+		return;
 	__sync_fetch_and_add(&d->nr_parked, 1);
 	tc->parked_at_ns = now;
 	tc->queue = PARKED_QUEUE | domain_id;
@@ -221,7 +235,7 @@ static void unpark_task(struct bpf_iter_scx_dsq *it, struct task_struct *p,
 	s32 cpu = scx_bpf_task_cpu(p);
 	struct place to = {};
 
-	if (!g || !choose_place(p, tc, cpu, &to))
+	if (!g || !choose_place(p, tc, g, cpu, &to))
 		return;
 	scx_bpf_dsq_move_set_slice(it, slice_ns);
 	scx_bpf_dsq_move_set_vtime(it, to.key);
