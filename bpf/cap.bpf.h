@@ -120,10 +120,10 @@ static void wake_parked(void)
 	u32 refill = __sync_fetch_and_add(&nr_refills, 1), i;
 
 	bpf_for(i, 0, nr_domains) {
-		struct domain *d = lookup_domain(i);
+		struct domain *d = domain_at(i);
 		u64 before;
 
-		if (!d || d->nr_parked <= 0 || !d->cpus)
+		if (d->nr_parked <= 0 || !d->cpus)
 			continue;
 		before = 1ULL << refill % d->nr_cpus;
 		kick_cpu(cpu_with(d, next_cpu(d->cpus, before)),

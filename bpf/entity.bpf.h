@@ -33,14 +33,13 @@ static u64 last_place(const struct domain *d)
 __noinline int list_entity(u32 id, u64 key)
 {
 	struct entity *e = lookup_entity(id);
+	struct tree *tree = e ? lookup_tree(e->domain) : NULL;
 	struct entity_node *node;
 	struct domain *d;
 
-	if (!e)
+	if (!tree)
 		return 0;
-	d = lookup_domain(e->domain);
-	if (!d)
-		return 0;
+	d = domain_at(e->domain);
 	node = bpf_kptr_xchg(&e->node, NULL);
 	if (!node) {
 		scx_bpf_error("entity %u was listed twice", id);
@@ -49,33 +48,34 @@ __noinline int list_entity(u32 id, u64 key)
 	node->key = vtime_before(last_place(d), key) ? last_place(d) : key;
 	node->entity = id;
 	__sync_lock_test_and_set(&e->state, ENTITY_LISTED);
-	bpf_spin_lock(&d->lock);
-	bpf_rbtree_add(&d->tree, &node->rb, node_before);
+	bpf_spin_lock(&tree->lock);
+	bpf_rbtree_add(&tree->root, &node->rb, node_before);
 	d->nr_listed++;
-	bpf_spin_unlock(&d->lock);
+	bpf_spin_unlock(&tree->lock);
 	return 0;
 }
 
 /* Take the first entity out of the tree of domain @domain_id; 0: there is none. */
 __noinline u32 take_entity(u32 domain_id)
 {
-	struct domain *d = lookup_domain(domain_id);
+	struct domain *d = domain_at(domain_id);
+	struct tree *tree = lookup_tree(domain_id);
 	struct entity_node *node;
 	struct bpf_rb_node *rb;
 	struct entity *e;
 	u32 id;
 
-	if (!d || !d->nr_listed)
+	if (!tree || !d->nr_listed)
 		return 0;
-	bpf_spin_lock(&d->lock);
-	rb = bpf_rbtree_first(&d->tree);
+	bpf_spin_lock(&tree->lock);
+	rb = bpf_rbtree_first(&tree->root);
 	if (!rb) {
-		bpf_spin_unlock(&d->lock);
+		bpf_spin_unlock(&tree->lock);
 		return 0;
 	}
-	rb = bpf_rbtree_remove(&d->tree, rb);
+	rb = bpf_rbtree_remove(&tree->root, rb);
 	d->nr_listed--;
-	bpf_spin_unlock(&d->lock);
+	bpf_spin_unlock(&tree->lock);
 	if (!rb)
 		return 0;
 	node = container_of(rb, struct entity_node, rb);
@@ -269,12 +269,10 @@ static struct entity *entity_for(struct task_ctx *tc, u32 domain_id)
  * may run on one. */
 __noinline u64 cpus_of(struct task_struct *p __arg_trusted, u32 domain_id)
 {
-	struct domain *d = lookup_domain(domain_id);
+	struct domain *d = domain_at(domain_id);
 	u64 cpus = 0;
 	u32 i;
 
-	if (!d)
-		return 0;
 	bpf_for(i, 0, d->nr_cpus) {
 		u32 cpu = d->cpu[i & (DOMAIN_CPUS - 1)];
 
@@ -356,38 +354,28 @@ static void uncount_bound(struct cpu_state *c, struct domain *d, s32 cpu)
 		__sync_fetch_and_or(&d->bound, bit_of(cpu));
 }
 
-/* @tc waits in @queue no more. */
+/* @tc waits in @queue, which is one, no more. */
 static void leave_queue(struct task_ctx *tc, u32 queue)
 {
+	u32 number = queue & ~QUEUE_KINDS;
 	struct domain *d;
 	struct entity *e;
-	u32 number = queue & ~QUEUE_KINDS;
 
-	if (!queue)
-		return;
 	if (queue & PARKED_QUEUE) {
-		d = lookup_domain(number);
-		if (d)
-			__sync_fetch_and_sub(&d->nr_parked, 1);
+		__sync_fetch_and_sub(&domain_at(number)->nr_parked, 1);
 		tc->throttled_ns +=
 			ns_since(tc->parked_at_ns, bpf_ktime_get_ns());
 		return;
 	}
 	if (queue & BOUND_QUEUE) {
-		struct cpu_state *c = lookup_cpu(number);
-
-		d = lookup_domain(domain_of(number));
-		if (!d || !c)
-			return;
-		uncount_bound(c, d, number);
+		d = domain_with(number);
+		uncount_bound(cpu_at(number), d, number);
 	} else {
 		e = lookup_entity(queue);
 		if (!e)
 			return;
 		__sync_fetch_and_sub(&e->nr_waiting, 1);
-		d = lookup_domain(e->domain);
-		if (!d)
-			return;
+		d = domain_at(e->domain);
 	}
 	__sync_fetch_and_sub(&d->nr_waiting, 1);
 }

@@ -311,16 +311,12 @@ static u64 task_key(struct task_ctx *tc, struct group *g)
  * on, unless another CPU comes first. */
 static void set_home(struct group *g, u32 from, u32 to)
 {
-	struct domain *d;
-
 	if (__sync_val_compare_and_swap(&g->home, from, to) != from)
 		return;
-	d = from ? lookup_domain(from - 1) : NULL;
-	if (d)
-		__sync_fetch_and_sub(&d->nr_homes, 1);
-	d = to ? lookup_domain(to - 1) : NULL;
-	if (d)
-		__sync_fetch_and_add(&d->nr_homes, 1);
+	if (from)
+		__sync_fetch_and_sub(&domain_at(from - 1)->nr_homes, 1);
+	if (to)
+		__sync_fetch_and_add(&domain_at(to - 1)->nr_homes, 1);
 }
 
 static u32 make_group(u32 kind, u32 parent, u32 weight)

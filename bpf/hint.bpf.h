@@ -243,9 +243,7 @@ static void resume_loan(struct task_ctx *tc, s32 pid, u32 queue, s32 cpu,
 	if (!vtime_before(now, tc->lent_until_ns) ||
 	    tc->resumes >= LOAN_RESUMES)
 		return;
-	c = lookup_cpu(cpu);
-	if (!c)
-		return;
+	c = cpu_at(cpu);
 	tc->resumes++;
 	hint.until_ns = now + wake_loan_ns(slice_ns);
 	give_hint(c, &hint);
@@ -289,10 +287,8 @@ static __always_inline void preempt_for(const struct task_ctx *tc, s32 pid,
 		.mechanism = MECH_WAKE,
 		.until_ns = now + slice_ns,
 	};
-	struct cpu_state *c = lookup_cpu(cpu);
+	struct cpu_state *c = cpu_at(cpu);
 
-	if (!c)
-		return;
 	hint.reason = reason_to_preempt(tc, g, vtime, c, present, now);
 	if (!hint.reason)
 		return;

@@ -15,9 +15,9 @@
 __noinline int kick_cpu(s32 cpu, u64 flags)
 {
 	u32 here = bpf_get_smp_processor_id();
-	struct domain *d = lookup_domain(domain_of(here));
+	struct domain *d = domain_with(here);
 
-	if (d && d->cpus & bit_of(here))
+	if (d->cpus & bit_of(here))
 		scx_bpf_kick_cpu(cpu, flags);
 	return 0;
 }

@@ -35,11 +35,9 @@ static u64 lacking_cpus(const struct entity *e, const struct domain *d)
  * place. */
 __noinline u32 make_room(u32 domain_id, u32 n, u64 key)
 {
-	struct domain *d = lookup_domain(domain_id);
+	struct domain *d = domain_at(domain_id);
 	u32 i, at = n;
 
-	if (!d)
-		return 0;
 	bpf_for(i, 0, n) {
 		struct plan_entry *before =
 			&d->entries[(at - 1) & (PLAN_ENTRIES - 1)];
@@ -100,13 +98,11 @@ static u64 place_bound(const struct domain *d, struct cpu_state *c, u64 vtime,
 __noinline u32 add_bound(u32 domain_id, u32 n, u32 cpu, u64 now)
 {
 	struct plan_entry entry = { .cpus = bit_of(cpu), .width = 1 };
-	struct domain *d = lookup_domain(domain_id);
-	struct cpu_state *c = lookup_cpu(cpu);
+	struct domain *d = domain_at(domain_id);
+	struct cpu_state *c = cpu_at(cpu);
 	u64 vtime = 0, share = 0;
 	struct task_struct *p;
 
-	if (!c || !d)
-		return n;
 	if (!c->bound && c->nr_bound <= 0)
 		return n;
 	/* A vCPU that rests needs its CPU if nobody else does. */
@@ -161,13 +157,13 @@ static void average_sleeps(struct entity *e, const struct domain *d)
  * is at rest else. Returns how many take part then. */
 __noinline u32 add_entity(u32 domain_id, u32 n, u32 id, u64 now)
 {
-	struct domain *d = lookup_domain(domain_id);
+	struct domain *d = domain_at(domain_id);
 	struct plan_entry entry = { .entity = id };
 	struct entity *e = lookup_entity(id);
 	u64 share, vtime, cost;
 	struct group *g;
 
-	if (!d || !e)
+	if (!e)
 		return n;
 	g = lookup_group(e->group);
 	if (!g)
@@ -224,9 +220,7 @@ static u64 give_cpus(struct domain *d, struct entity *e, u32 id, u64 free,
 		if (!wanted || !free)
 			break;
 		bit = plan_next(preferred(d, free), e->running, last);
-		c = lookup_cpu(cpu_with(d, bit));
-		if (!c)
-			break;
+		c = cpu_at(cpu_with(d, bit));
 		if (bit & d->resting)
 			count_effect(MECH_HALTED);
 		c->slot = id;
@@ -278,7 +272,7 @@ static void leave_out(struct domain *d, u64 vtime)
  * @first_pass those are left out for whom there are too few. */
 __noinline u64 serve_entry(u32 domain_id, u32 i, u64 free, bool first_pass)
 {
-	struct domain *d = lookup_domain(domain_id);
+	struct domain *d = domain_at(domain_id);
 	struct plan_entry *entry;
 	struct cpu_state *c;
 	struct entity *e;
@@ -287,8 +281,6 @@ __noinline u64 serve_entry(u32 domain_id, u32 i, u64 free, bool first_pass)
 	bool together;
 	u32 wanted;
 
-	if (!d)
-		return 0;
 	entry = &d->entries[i & (PLAN_ENTRIES - 1)];
 	own = free & entry->cpus;
 	if (!entry->width || !own ||
@@ -296,7 +288,7 @@ __noinline u64 serve_entry(u32 domain_id, u32 i, u64 free, bool first_pass)
 	     !plan_passes(entry->key, entry->cost, d->out_vtime)))
 		return free;
 	if (!entry->entity) {
-		c = lookup_cpu(cpu_with(d, own));
+		c = cpu_at(cpu_with(d, own));
 		if (c)
 			c->slot = SLOT_BOUND;
 		entry->width = 0;
@@ -389,11 +381,9 @@ __noinline int release_bound(u32 cpu)
  * bound to them make. */
 __noinline u32 begin_plan(u32 domain_id, u64 now)
 {
-	struct domain *d = lookup_domain(domain_id);
+	struct domain *d = domain_at(domain_id);
 	u32 i, n = 0;
 
-	if (!d)
-		return 0;
 	d->lag_sum = 0;
 	d->share_sum = 0;
 	d->nr_far = 0;
@@ -404,10 +394,8 @@ __noinline u32 begin_plan(u32 domain_id, u64 now)
 	d->out = 0;
 	bpf_for(i, 0, d->nr_cpus) {
 		u32 cpu = d->cpu[i & (DOMAIN_CPUS - 1)];
-		struct cpu_state *c = lookup_cpu(cpu);
+		struct cpu_state *c = cpu_at(cpu);
 
-		if (!c)
-			break;
 		c->slot = 0;
 		c->pull_from = 0;
 		if (c->nr_bound > 0 && !(d->cpus & bit_of(cpu)))
@@ -438,18 +426,14 @@ static bool has_to_change(const struct cpu_state *c)
 /* The plan of domain @domain_id is made: its CPUs follow it. */
 __noinline int follow_plan(u32 domain_id, u64 now)
 {
-	struct domain *d = lookup_domain(domain_id);
+	struct domain *d = domain_at(domain_id);
 	u32 i;
 
-	if (!d)
-		return 0;
 	d->nr_kept = 0;
 	bpf_for(i, 0, d->nr_cpus) {
 		u32 cpu = d->cpu[i & (DOMAIN_CPUS - 1)];
-		struct cpu_state *c = lookup_cpu(cpu);
+		struct cpu_state *c = cpu_at(cpu);
 
-		if (!c)
-			break;
 		if (has_to_look(c, now))
 			look_at_resting(c, cpu);
 		else if (has_to_change(c))
@@ -488,12 +472,10 @@ static void bound_credit(const struct domain *d, u32 id, u64 now)
 /* Back into the tree with those that took part, and notes who was left out. */
 __noinline int end_plan(u32 domain_id, u32 n, u64 now)
 {
-	struct domain *d = lookup_domain(domain_id);
+	struct domain *d = domain_at(domain_id);
 	bool left = false;
 	u32 i;
 
-	if (!d)
-		return 0;
 	bpf_for(i, 0, n) {
 		struct plan_entry *entry = &d->entries[i & (PLAN_ENTRIES - 1)];
 		struct entity *e;
@@ -534,11 +516,9 @@ static void set_turn_length(struct domain *d)
 /* Entities that could have a CPU take part in the turn; returns how many do now. */
 __noinline u32 gather_entities(u32 domain_id, u32 n, u64 now)
 {
-	struct domain *d = lookup_domain(domain_id);
+	struct domain *d = domain_at(domain_id);
 	u32 i, id, wanted;
 
-	if (!d)
-		return n;
 	wanted = 2 * cpus_in(d->cpus) + n;
 	bpf_for(i, 0, 2 * PLAN_ENTRIES) {
 		if (n >= wanted + d->nr_far || n >= PLAN_ENTRIES)
@@ -634,7 +614,7 @@ static void move_here_from(struct domain *d, u32 domain_id, u32 from,
 		count(&host_stats.stolen);
 		return;
 	}
-	c = lookup_cpu(cpu_with(d, free ? lowest_cpu(free) : d->served_cpu));
+	c = cpu_at(cpu_with(d, free ? lowest_cpu(free) : d->served_cpu));
 	if (c)
 		c->pull_from = from + 1;
 }
@@ -655,16 +635,16 @@ static u64 usable_cpus(u32 group_id, u32 domain_id)
  * as a whole, so what is free has to be enough for all of it. */
 __noinline int look_far(u32 domain_id, u64 free, u64 now)
 {
-	struct domain *d = lookup_domain(domain_id), *from;
+	struct domain *d = domain_at(domain_id), *from;
 	struct group *g;
 	bool idle;
 
-	if (!d || nr_domains < 2 || !nr_short)
+	if (nr_domains < 2 || !nr_short)
 		return 0;
 	d->far = next_domain(d->far);
 	if (d->far == domain_id)
 		d->far = next_domain(d->far);
-	from = lookup_domain(d->far);
+	from = domain_at(d->far);
 	if (!from)
 		return 0;
 	if (d->is_short)
@@ -685,11 +665,11 @@ __noinline int look_far(u32 domain_id, u64 free, u64 now)
 /* Make the plan of domain @domain_id for the turn that begins at @now. */
 static void make_plan(u32 domain_id, u64 now)
 {
-	struct domain *d = lookup_domain(domain_id);
+	struct domain *d = domain_at(domain_id);
 	u64 free;
 	u32 n;
 
-	if (!d || __sync_val_compare_and_swap(&d->planning, 0, 1))
+	if (__sync_val_compare_and_swap(&d->planning, 0, 1))
 		return;
 	set_turn_length(d);
 	d->turn++;
@@ -714,10 +694,8 @@ static bool is_crowded(const struct domain *d)
 /* Nobody competes for the CPUs of domain @domain_id any more: they are nobody's. */
 static void drop_plan(u32 domain_id, u64 now)
 {
-	struct domain *d = lookup_domain(domain_id);
+	struct domain *d = domain_at(domain_id);
 
-	if (!d)
-		return;
 	d->turn++;
 	d->nr_entries = 0;
 	d->halvings = 0;
@@ -728,11 +706,9 @@ static void drop_plan(u32 domain_id, u64 now)
 static int turn_ends(void *map, u32 *key, struct timer *timer)
 {
 	u32 domain_id = *key;
-	struct domain *d = lookup_domain(domain_id);
+	struct domain *d = domain_at(domain_id);
 	u64 now = bpf_ktime_get_ns();
 
-	if (!d)
-		return 0;
 	d->timed_on = bpf_get_smp_processor_id();
 	if (is_crowded(d)) {
 		make_plan(domain_id, now);

@@ -17,10 +17,10 @@ SEC("?fentry/kvm_vcpu_halt")
 int BPF_PROG(vcpu_halts, struct kvm_vcpu___kvm *vcpu)
 {
 	s32 cpu = bpf_get_smp_processor_id();
-	struct domain *d = lookup_domain(domain_of(cpu));
-	struct cpu_state *c = lookup_cpu(cpu);
+	struct domain *d = domain_with(cpu);
+	struct cpu_state *c = cpu_at(cpu);
 
-	if (!c || !d || d->nr_waiting <= 0 || somebody_waits_at(c) ||
+	if (d->nr_waiting <= 0 || somebody_waits_at(c) ||
 	    !is_on(MECH_HALT_POLL) || !kvm_read(vcpu, halt_poll_ns))
 		return 0;
 	c->polls_pid = (s32)bpf_get_current_pid_tgid();

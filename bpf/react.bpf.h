@@ -49,9 +49,11 @@ static void run_receiver(u32 queue, s32 pid, u64 now)
 	if (!is_on(MECH_IPI) || queue & QUEUE_KINDS)
 		return;
 	e = lookup_entity(queue);
-	d = e ? lookup_domain(e->domain) : NULL;
+	if (!e)
+		return;
+	d = domain_at(e->domain);
 	/* Not while CPUs are about to run whoever waits. */
-	if (!d || lacking_cpus(e, d))
+	if (lacking_cpus(e, d))
 		return;
 	others = e->running;
 	if (domain_of(here) == e->domain)
@@ -59,9 +61,7 @@ static void run_receiver(u32 queue, s32 pid, u64 now)
 	if (!others)
 		return;
 	cpu = cpu_with(d, lowest_cpu(others));
-	c = lookup_cpu(cpu);
-	if (!c)
-		return;
+	c = cpu_at(cpu);
 	last = &c->hints[HINTS_SIBLING];
 	/* Another receiver may be about to have it. */
 	if (last->pid && last->reason == HINT_IPI &&
@@ -173,10 +173,10 @@ static void on_spin_end(struct task_struct *p)
 {
 	struct task_ctx *tc = lookup_task_may_fail(p);
 	s32 cpu = bpf_get_smp_processor_id();
-	struct cpu_state *c = lookup_cpu(cpu);
+	struct cpu_state *c = cpu_at(cpu);
 
 	/* It exits again before it has left its CPU: once is enough. */
-	if (!tc || !c || tc->yielded || c->yields_pid == p->pid ||
+	if (!tc || tc->yielded || c->yields_pid == p->pid ||
 	    !is_on(MECH_RELAXED) || !is_on(MECH_YIELD) || !sibling_waits(tc))
 		return;
 	/* Not at once: a task that is preempted inside a BPF program may not
@@ -192,13 +192,11 @@ static int alarm_rings(void *map, u32 *cpu, struct timer *alarm)
 {
 	struct task_struct *p = bpf_get_current_task_btf();
 	struct task_ctx *tc = lookup_task_may_fail(p);
-	struct cpu_state *c = lookup_cpu(*cpu);
+	struct cpu_state *c = cpu_at(*cpu);
 	s32 pid = p->pid;
 	u64 now = bpf_ktime_get_ns();
 	bool yields, polls;
 
-	if (!c)
-		return 0;
 	yields = tc && c->yields_pid == pid;
 	/* Not if another class has the vCPU, or this timer came to another CPU. */
 	polls = tc && tc->run_at_ns && c->polls_pid == pid && is_here(*cpu);

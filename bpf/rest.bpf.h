@@ -43,10 +43,8 @@ static void end_rest(struct task_ctx *tc)
 		return;
 	if (g)
 		__sync_fetch_and_sub(&g->nr_resting, 1);
-	c = lookup_cpu(on - 1);
-	d = lookup_domain(domain_of(on - 1));
-	if (!c || !d)
-		return;
+	c = cpu_at(on - 1);
+	d = domain_with(on - 1);
 	unmark_quiet(c, d, on - 1);
 	c->resting_pid = 0;
 	c->slot = SLOT_BOUND;
@@ -68,15 +66,12 @@ static void note_often(struct domain *d, s32 cpu, bool often)
 /* What is known of the vCPU @tc counts no more. */
 static void forget_halts(struct task_ctx *tc)
 {
-	struct domain *d;
-
 	if (!tc->halts_on_cpu)
 		return;
 	end_rest(tc);
 	tc->halted_average = 0;
-	d = lookup_domain(domain_of(tc->last_cpu));
-	if (d && tc->last_cpu >= 0)
-		note_often(d, tc->last_cpu, false);
+	if (tc->last_cpu >= 0)
+		note_often(domain_with(tc->last_cpu), tc->last_cpu, false);
 }
 
 /* MPERF is that of the CPU on which a program runs, which as a rule is the one whose
@@ -99,10 +94,10 @@ static void count_average(struct task_ctx *tc, struct domain *d, s32 cpu,
  * last, as far as anybody knows. */
 static void begin_count(struct task_ctx *tc, struct domain *d, s32 cpu, u64 now)
 {
-	struct cpu_state *c = lookup_cpu(cpu);
+	struct cpu_state *c = cpu_at(cpu);
 	u64 away_ns;
 
-	if (c && tc->rests_on == cpu + 1) {
+	if (tc->rests_on == cpu + 1) {
 		away_ns = ns_since(c->looked_ns, now);
 		count_average(tc, d, cpu, away_ns, away_ns);
 	}
@@ -119,11 +114,11 @@ static u64 count_halted(struct task_struct *p, struct task_ctx *tc,
 {
 	u64 elapsed_ns = now - tc->halt.since_ns, halted_ns;
 	s32 cpu = scx_bpf_task_cpu(p);
-	struct cpu_state *c = lookup_cpu(cpu);
-	struct domain *d = lookup_domain(domain_of(cpu));
+	struct cpu_state *c = cpu_at(cpu);
+	struct domain *d = domain_with(cpu);
 	bool rests = tc->rests_on;
 
-	if (!c || !d || elapsed_ns < REST_LEAST_NS || !is_here(cpu))
+	if (elapsed_ns < REST_LEAST_NS || !is_here(cpu))
 		return 0;
 	if (!is_on(MECH_HALTED)) {
 		forget_halts(tc);
@@ -157,18 +152,16 @@ static bool take_quiet_cpu(const struct entity *e, u32 id, struct domain *d,
 			   u64 here)
 {
 	u64 quiet = d->quiet & e->cpus & d->cpus, bit;
-	struct cpu_state *c;
 	s32 cpu;
 
 	if (!quiet)
 		return false;
 	bit = plan_next(quiet, here, quiet);
 	cpu = cpu_with(d, bit);
-	c = lookup_cpu(cpu);
 	/* Another task may take it first. */
-	if (!c || !(__sync_fetch_and_and(&d->quiet, ~bit) & bit))
+	if (!(__sync_fetch_and_and(&d->quiet, ~bit) & bit))
 		return false;
-	c->slot = id;
+	cpu_at(cpu)->slot = id;
 	count_effect(MECH_HALTED);
 	kick_cpu(cpu, SCX_KICK_PREEMPT);
 	return true;
@@ -192,10 +185,9 @@ static s32 cpu_of_resting(const struct entity *e, const struct domain *d,
 			  s32 cpu)
 {
 	u64 resting = d->resting & e->cpus & d->cpus;
-	struct cpu_state *c = lookup_cpu(cpu);
 
 	/* It takes that from no vCPU. */
-	if (c && !c->bound)
+	if (!cpu_at(cpu)->bound)
 		return cpu;
 	return resting ? cpu_with(d, plan_next(resting, bit_of(cpu), resting))
 		       : -1;
@@ -236,9 +228,9 @@ static bool others_wait(const struct domain *d)
  * it rests as a rule and somebody waits, it is asked again in a moment. */
 static void sample(const struct task_ctx *tc, const struct domain *d, s32 cpu)
 {
-	struct cpu_state *c = lookup_cpu(cpu);
+	struct cpu_state *c = cpu_at(cpu);
 
-	if (!c || !(d->often & bit_of(cpu)) || c->lent_pid || !others_wait(d))
+	if (!(d->often & bit_of(cpu)) || c->lent_pid || !others_wait(d))
 		return;
 	c->samples = tc->rests_on || set_alarm(cpu, REST_LOOK_NS);
 	if (tc->rests_on)
@@ -264,7 +256,6 @@ static bool has_to_look(const struct cpu_state *c, u64 now)
 SEC("?fentry/__kvm_vcpu_kick")
 int BPF_PROG(vcpu_kicked, struct kvm_vcpu___kvm *vcpu)
 {
-	struct cpu_state *c;
 	struct task_ctx *tc;
 	u32 on;
 
@@ -272,9 +263,8 @@ int BPF_PROG(vcpu_kicked, struct kvm_vcpu___kvm *vcpu)
 		return 0;
 	tc = lookup_thread_may_fail(thread_of_vcpu(vcpu));
 	on = tc ? tc->rests_on : 0;
-	c = on ? lookup_cpu(on - 1) : NULL;
-	if (c && tc->queue == (BOUND_QUEUE | (on - 1)))
-		look_at_resting(c, on - 1);
+	if (on && tc->queue == (BOUND_QUEUE | (on - 1)))
+		look_at_resting(cpu_at(on - 1), on - 1);
 	return 0;
 }
 

@@ -91,12 +91,12 @@ static bool hand_over(struct task_struct *p, const struct task_ctx *tc,
 static s32 lacking_cpu_for(struct task_struct *p, const struct task_ctx *tc,
 			   s32 prev_cpu)
 {
+	struct domain *d = domain_with(prev_cpu);
 	struct entity *e = last_entity(tc);
-	struct domain *d = e ? lookup_domain(e->domain) : NULL;
 	u64 lacks;
 	s32 cpu;
 
-	if (!d || !d->crowded || e->group != tc->group ||
+	if (!d->crowded || !e || e->group != tc->group ||
 	    e->domain != domain_of(prev_cpu))
 		return -1;
 	lacks = lacking_cpus(e, d);
@@ -130,9 +130,8 @@ static s32 waiting_place(struct task_struct *p, struct task_ctx *tc,
 
 	if (cpu >= 0)
 		return cpu;
-	c = lookup_cpu(here);
-	if (c && c->group == tc->group &&
-	    domain_of(here) == domain_of(prev_cpu) &&
+	c = cpu_at(here);
+	if (c->group == tc->group && domain_of(here) == domain_of(prev_cpu) &&
 	    bpf_cpumask_test_cpu(here, p->cpus_ptr) && hand_over(p, tc, c))
 		return here;
 	return prev_cpu;
@@ -141,12 +140,12 @@ static s32 waiting_place(struct task_struct *p, struct task_ctx *tc,
 /* The idle CPU that suits @p, which wakes; negative: there is none. */
 static s32 idle_cpu_for(struct task_struct *p, s32 prev_cpu, u64 wake_flags)
 {
-	struct domain *d = lookup_domain(domain_of(prev_cpu));
+	struct domain *d = domain_with(prev_cpu);
 	bool is_idle = false;
 	s32 cpu;
 
 	/* Where tasks wait in each domain, no CPU is idle elsewhere, as a rule. */
-	if (!d || (!d->idle && nr_crowded >= nr_domains))
+	if (!d->idle && nr_crowded >= nr_domains)
 		return -EBUSY;
 	cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
 	return is_idle ? cpu : -EBUSY;
@@ -178,7 +177,6 @@ static bool call_cpu(struct entity *e, struct domain *d, u64 here, bool woke,
 		     u64 now)
 {
 	u64 lacks = lacking_cpus(e, d) & ~e->called, bit;
-	struct cpu_state *c;
 	s32 cpu;
 
 	if (!woke)
@@ -187,11 +185,8 @@ static bool call_cpu(struct entity *e, struct domain *d, u64 here, bool woke,
 		return false;
 	bit = plan_next(lacks, here, lacks);
 	cpu = cpu_with(d, bit);
-	c = lookup_cpu(cpu);
-	if (!c)
-		return false;
 	__sync_fetch_and_or(&e->called, bit);
-	resched(c, cpu, now);
+	resched(cpu_at(cpu), cpu, now);
 	return true;
 }
 
@@ -202,7 +197,6 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 	bool woke = enq_flags & SCX_ENQ_WAKEUP;
 	struct group *g = lookup_group(tc->group);
 	struct place to = {};
-	struct cpu_state *c;
 	struct entity *e;
 	struct domain *d;
 	u64 vtime;
@@ -211,10 +205,7 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 		return;
 	/* Before sleep is settled: who wakes preempts by what it had. */
 	vtime = g->vtime;
-	if (!choose_place(p, tc, g, cpu, &to)) {
-		scx_bpf_dsq_insert(p, SCX_DSQ_GLOBAL, slice_ns, enq_flags);
-		return;
-	}
+	choose_place(p, tc, g, cpu, &to);
 	d = to.d;
 	e = to.e;
 	if (e && woke && nr_together(g) < 2)
@@ -223,8 +214,7 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 	scx_bpf_dsq_insert_vtime(p, to.queue, slice_ns, to.key, enq_flags);
 	note_waiting(&to, g, now);
 	if (!e) {
-		c = lookup_cpu(cpu);
-		vtime = to.key + (c ? c->bound_offset : 0);
+		vtime = to.key + cpu_at(cpu)->bound_offset;
 		if (p->nr_cpus_allowed == 1 || !wake_idle_cpu(p))
 			kick_cpu(cpu, SCX_KICK_IDLE);
 	} else if (wake_idle_cpu(p) ||
@@ -314,12 +304,13 @@ static bool stands_first(const struct cpu_state *c, u32 slot, s32 cpu,
 				     head->scx.dsq_vtime);
 }
 
-/* Run one of those that wait for whom @cpu, of @d, is in this turn: @e, entity @slot, or
- * NULL: those that are bound to it. */
-static bool serve_slot(struct entity *e, u32 slot, s32 cpu,
-		       const struct domain *d)
+/* Run one of those that wait for whom @cpu, with @slot, is in this turn. */
+__noinline bool serve_slot(u32 slot, s32 cpu)
 {
-	return e ? take_of(e, slot, cpu, turn_length(d)) : take_bound(cpu);
+	struct entity *e = slot == SLOT_BOUND ? NULL : lookup_entity(slot);
+
+	return e ? take_of(e, slot, cpu, turn_length(domain_with(cpu)))
+		 : take_bound(cpu);
 }
 
 /* @c, of @cpu in domain @domain_id, takes a task from elsewhere than its slot. */
@@ -344,15 +335,13 @@ static bool pulls(struct cpu_state *c, s32 cpu)
 
 void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 {
-	struct cpu_state *c = lookup_cpu(cpu);
+	struct cpu_state *c = cpu_at(cpu);
 	u32 domain_id = domain_of(cpu), slot;
-	struct domain *d = lookup_domain(domain_id);
+	struct domain *d = domain_at(domain_id);
 	struct task_ctx *tc = NULL;
 	struct entity *e = NULL;
 	bool waits, own;
 
-	if (!c || !d)
-		return;
 	if (prev && !(prev->scx.flags & SCX_TASK_QUEUED))
 		prev = NULL; /* it sleeps */
 	if (leaves_hook(c, cpu, prev))
@@ -375,7 +364,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 	if (own || (prev && !waits))
 		tc = may_go_on(prev, d);
 	if (waits && !(tc && stands_first(c, slot, cpu, tc)) &&
-	    serve_slot(e, slot, cpu, d))
+	    serve_slot(slot, cpu))
 		return;
 	if (tc && tc->rests_on && take_next(domain_id, cpu)) {
 		count_effect(MECH_HALTED);
@@ -397,11 +386,9 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
  */
 void BPF_STRUCT_OPS(cohort_update_idle, s32 cpu, bool idle)
 {
-	struct domain *d = lookup_domain(domain_of(cpu));
-	struct cpu_state *c = lookup_cpu(cpu);
+	struct domain *d = domain_with(cpu);
+	struct cpu_state *c = cpu_at(cpu);
 
-	if (!c || !d)
-		return;
 	if (!idle) {
 		__sync_fetch_and_and(&d->idle, ~bit_of(cpu));
 		return;
@@ -439,11 +426,11 @@ bool BPF_STRUCT_OPS(cohort_yield, struct task_struct *from,
 {
 	s32 cpu = scx_bpf_task_cpu(from), verdict;
 	struct task_ctx *giver = lookup_task_may_fail(from), *taker;
-	struct cpu_state *c = lookup_cpu(cpu);
+	struct cpu_state *c = cpu_at(cpu);
 	struct choice choice = {};
 	struct group *g;
 
-	if (!giver || !c)
+	if (!giver)
 		return false;
 	if (!to) {
 		yield_in_group(from, giver, c);
@@ -513,7 +500,7 @@ static void note_waits(s32 tid, const struct vcpu_waits *by)
 static void account_vcpu(s32 pid, struct task_ctx *tc, struct group *g,
 			 struct cpu_state *c, s32 cpu, u64 waited_ns)
 {
-	struct domain *d = lookup_domain(domain_of(cpu));
+	struct domain *d = domain_with(cpu);
 	u64 behind_ns = c->prev_run_ns, ready_ns = waited_ns - tc->throttled_ns;
 	struct vcpu_waits by = { .capped_ns = tc->throttled_ns };
 
@@ -528,7 +515,7 @@ static void account_vcpu(s32 pid, struct task_ctx *tc, struct group *g,
 	__sync_fetch_and_add(&g->info.stats.ready_ns, ready_ns);
 	if (tc->last_cpu >= 0 && tc->last_cpu != cpu)
 		count(&g->info.stats.migrations);
-	if (c->prev_group != tc->group || c->prev_pid == pid || !d ||
+	if (c->prev_group != tc->group || c->prev_pid == pid ||
 	    cpus_in(d->cpus) <=
 		    fair_nr_running(g->running) + g->nr_apart_running)
 		return;
@@ -569,7 +556,7 @@ static void enter_bound(struct task_ctx *tc, struct group *g,
 static void enter_cpu(struct task_struct *p, struct task_ctx *tc,
 		      struct group *g, struct cpu_state *c, s32 cpu, u64 now)
 {
-	struct domain *d = lookup_domain(domain_of(cpu));
+	struct domain *d = domain_with(cpu);
 	struct entity *e = entity_for(tc, domain_of(cpu));
 
 	c->group = tc->group;
@@ -595,7 +582,7 @@ static void enter_cpu(struct task_struct *p, struct task_ctx *tc,
 		g->task_vtime_now = tc->vtime;
 	if (e->called & bit_of(cpu))
 		__sync_fetch_and_and(&e->called, ~bit_of(cpu));
-	if (d && e->missed & bit_of(cpu) && planned_cpus(e, d) &&
+	if (e->missed & bit_of(cpu) && planned_cpus(e, d) &&
 	    __sync_and_and_fetch(&e->missed, ~bit_of(cpu)) == 0)
 		count_time(g->info.stats.turn_skew,
 			   ns_since(d->planned_ns, now));
@@ -619,13 +606,13 @@ static void look_up_place(struct task_ctx *tc, struct group *g, u64 now)
 void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 {
 	s32 cpu = scx_bpf_task_cpu(p);
-	struct domain *d = lookup_domain(domain_of(cpu));
+	struct domain *d = domain_with(cpu);
 	struct task_ctx *tc = lookup_task_may_fail(p);
-	struct cpu_state *c = lookup_cpu(cpu);
+	struct cpu_state *c = cpu_at(cpu);
 	u64 now = bpf_ktime_get_ns();
 	struct group *g;
 
-	if (!tc || !c || !d)
+	if (!tc)
 		return;
 	stop_waiting(tc);
 	g = lookup_group(tc->group);
@@ -705,12 +692,12 @@ void BPF_STRUCT_OPS(cohort_stopping, struct task_struct *p, bool runnable)
 {
 	s32 cpu = scx_bpf_task_cpu(p);
 	struct task_ctx *tc = lookup_task_may_fail(p);
-	struct domain *d = lookup_domain(domain_of(cpu));
-	struct cpu_state *c = lookup_cpu(cpu);
+	struct domain *d = domain_with(cpu);
+	struct cpu_state *c = cpu_at(cpu);
 	u64 now = bpf_ktime_get_ns();
 	struct group *g;
 
-	if (!tc || !c || !d || !tc->run_at_ns)
+	if (!tc || !tc->run_at_ns)
 		return;
 	charge(p, tc, d, now);
 	g = lookup_group(tc->group);
@@ -757,8 +744,8 @@ void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 	if (!nr_capped && !halts_seen)
 		return;
 	tc = lookup_task_may_fail(p);
-	d = lookup_domain(domain_of(cpu));
-	if (!tc || !d || !tc->run_at_ns)
+	d = domain_with(cpu);
+	if (!tc || !tc->run_at_ns)
 		return;
 	charge(p, tc, d, bpf_ktime_get_ns());
 	if (tc->halts_on_cpu)
@@ -917,31 +904,25 @@ int tell_cap(struct cgroup_cap *cap)
 /* With these two the scheduler stays when CPUs come and go. */
 void BPF_STRUCT_OPS(cohort_cpu_online, s32 cpu)
 {
-	struct domain *d = lookup_domain(domain_of(cpu));
-
-	if (d)
-		__sync_fetch_and_or(&d->cpus, bit_of(cpu));
+	__sync_fetch_and_or(&domain_with(cpu)->cpus, bit_of(cpu));
 }
 
 void BPF_STRUCT_OPS(cohort_cpu_offline, s32 cpu)
 {
-	struct domain *d = lookup_domain(domain_of(cpu));
-
-	if (d)
-		__sync_fetch_and_and(&d->cpus, ~bit_of(cpu));
+	__sync_fetch_and_and(&domain_with(cpu)->cpus, ~bit_of(cpu));
 }
 
 /* ---- the scheduler itself ---- */
 
 static s32 init_cpu(u32 cpu)
 {
-	struct domain *d = lookup_domain(domain_of(cpu));
+	struct domain *d = domain_with(cpu);
 	struct timer *alarm = lookup_alarm(cpu);
 	const struct cpumask *online;
 	s32 err;
 	u32 i;
 
-	if (!d || !alarm)
+	if (!alarm)
 		return -EINVAL;
 	i = d->nr_cpus++;
 	if (i >= DOMAIN_CPUS)

@@ -123,9 +123,7 @@ struct plan_entry {
 /* CPUs with one last-level cache, DOMAIN_CPUS at most. Written by its plan unless said
  * otherwise; one CPU makes a plan at a time. */
 struct domain {
-	struct bpf_spin_lock lock; /* of tree */
-	struct bpf_rb_root tree __contains(entity_node, rb);
-	u32 nr_listed; /* in tree; under lock, read without */
+	u32 nr_listed; /* in its tree; under the lock of that, read without */
 	s32 nr_waiting; /* tasks that wait for one of its CPUs; atomic */
 	u32 waited_last; /* the entity in which one began to wait last; any CPU */
 	s32 nr_parked; /* tasks that wait for their cap; atomic */
@@ -342,25 +340,26 @@ struct {
 	__type(value, struct entity);
 } entities SEC(".maps");
 
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_DOMAINS);
-	__type(key, u32);
-	__type(value, struct domain);
-} domains SEC(".maps");
-
-struct {
-	__uint(type, BPF_MAP_TYPE_ARRAY);
-	__uint(max_entries, MAX_CPUS);
-	__type(key, u32);
-	__type(value, struct cpu_state);
-} cpus SEC(".maps");
+static struct domain domains[MAX_DOMAINS];
+static struct cpu_state cpus[MAX_CPUS];
 
 /* A CPU's bit in its domain's words; set at the start. */
 u64 cpu_bit[MAX_CPUS];
 
-/* Not in the state of domains and CPUs: functions that the verifier looks at by
- * themselves may not be given what holds a timer. */
+/* What the kernel keeps an eye on has to be in maps: each domain's tree of entities, */
+struct tree {
+	struct bpf_spin_lock lock;
+	struct bpf_rb_root root __contains(entity_node, rb);
+};
+
+struct {
+	__uint(type, BPF_MAP_TYPE_ARRAY);
+	__uint(max_entries, MAX_DOMAINS);
+	__type(key, u32);
+	__type(value, struct tree);
+} trees SEC(".maps");
+
+/* and timers. */
 struct timer {
 	struct bpf_timer timer;
 };
@@ -459,8 +458,8 @@ struct {
 } free_entities SEC(".maps");
 
 /*
- * Look-ups. State of a group, entity, domain or CPU always exists; that an
- * index is out of range is a bug and ends the scheduler by name.
+ * Look-ups. State of a group or entity always exists; that an index is out of range is
+ * a bug and ends the scheduler by name.
  */
 #define DEFINE_LOOKUP(name, type, map)                                 \
 	static __always_inline struct type *lookup_##name(u32 id)      \
@@ -473,8 +472,7 @@ struct {
 
 DEFINE_LOOKUP(group, group, groups)
 DEFINE_LOOKUP(entity, entity, entities)
-DEFINE_LOOKUP(domain, domain, domains)
-DEFINE_LOOKUP(cpu, cpu_state, cpus)
+DEFINE_LOOKUP(tree, tree, trees)
 DEFINE_LOOKUP(turn_timer, timer, turns)
 DEFINE_LOOKUP(alarm, timer, alarms)
 
@@ -535,6 +533,22 @@ static __always_inline struct task_ctx *lookup_task(struct task_struct *p)
 static __always_inline u32 domain_of(u32 cpu)
 {
 	return cpu_domain[cpu & (MAX_CPUS - 1)];
+}
+
+static __always_inline struct cpu_state *cpu_at(u32 cpu)
+{
+	return &cpus[cpu & (MAX_CPUS - 1)];
+}
+
+static __always_inline struct domain *domain_at(u32 id)
+{
+	return &domains[id & (MAX_DOMAINS - 1)];
+}
+
+/* The domain of @cpu. */
+static __always_inline struct domain *domain_with(u32 cpu)
+{
+	return domain_at(domain_of(cpu));
 }
 
 static __always_inline u64 bit_of(u32 cpu)

@@ -151,9 +151,7 @@ static bool take_of(struct entity *e, u32 queue, s32 cpu, u64 near_ns)
 
 static bool take_bound(s32 cpu)
 {
-	struct cpu_state *c = lookup_cpu(cpu);
-
-	return c && c->nr_bound > 0 &&
+	return cpu_at(cpu)->nr_bound > 0 &&
 	       scx_bpf_dsq_move_to_local(BOUND_QUEUE | cpu, 0);
 }
 
@@ -178,13 +176,11 @@ enum take_which {
 static __always_inline bool take_entry(u32 domain_id, s32 cpu,
 				       const enum take_which which)
 {
-	struct domain *d = lookup_domain(domain_id);
+	struct domain *d = domain_at(domain_id);
 	u64 taking = taking_cpus(domain_id, cpu);
 	bool taken;
 	u32 i;
 
-	if (!d)
-		return false;
 	bpf_for(i, 0, d->nr_entries) {
 		struct plan_entry *entry = &d->entries[i & (PLAN_ENTRIES - 1)];
 		u32 id = entry->entity;
@@ -223,13 +219,11 @@ __noinline bool take_first_entry(u32 domain_id, s32 cpu)
  * @cpu. */
 __noinline bool take_listed(u32 domain_id, s32 cpu)
 {
-	struct domain *d = lookup_domain(domain_id);
+	struct domain *d = domain_at(domain_id);
 	u64 taking = taking_cpus(domain_id, cpu), now = bpf_ktime_get_ns();
 	bool taken = false;
 	u32 i, nr;
 
-	if (!d)
-		return false;
 	nr = d->nr_listed < FILL_TRIES ? d->nr_listed : FILL_TRIES;
 	bpf_for(i, 0, nr) {
 		u32 id = take_entity(domain_id);
@@ -287,10 +281,10 @@ static bool take_only(const struct domain *d)
 /* Run whoever comes next in domain @domain_id and may run on @cpu. */
 __noinline bool take_next(u32 domain_id, s32 cpu)
 {
-	struct domain *d = lookup_domain(domain_id);
-	struct cpu_state *c = lookup_cpu(cpu);
+	struct domain *d = domain_at(domain_id);
+	struct cpu_state *c = cpu_at(cpu);
 
-	if (!c || !d || d->nr_waiting <= 0)
+	if (d->nr_waiting <= 0)
 		return false;
 	if (d->nr_waiting == 1 && take_only(d))
 		return true;

@@ -32,16 +32,14 @@ static bool may_run_in(struct task_struct *p, u32 domain_id)
  * move. */
 __noinline u32 first_home(u32 here)
 {
-	struct domain *d = lookup_domain(here);
+	struct domain *d = domain_at(here);
 	u32 i, best = here;
 	s32 least;
 
-	if (!d)
-		return here;
 	least = d->nr_homes;
 	bpf_for(i, 0, nr_domains) {
-		d = lookup_domain(i);
-		if (d && d->cpus && d->nr_homes < least) {
+		d = domain_at(i);
+		if (d->cpus && d->nr_homes < least) {
 			least = d->nr_homes;
 			best = i;
 		}
@@ -58,8 +56,8 @@ static u32 waiting_domain(struct task_struct *p, struct group *g, u32 domain_id)
 
 	if (nr_domains < 2 || !is_vm(g))
 		return domain_id;
-	d = lookup_domain(domain_id);
-	if (!d || g->info.nr_vcpus > cpus_in(d->cpus))
+	d = domain_at(domain_id);
+	if (g->info.nr_vcpus > cpus_in(d->cpus))
 		return domain_id;
 	if (!g->home) {
 		home = first_home(domain_id);
@@ -119,8 +117,7 @@ static bool wait_together(struct task_struct *p, struct task_ctx *tc,
  * since it waited last and, if it has not run since, by what it came behind then. */
 static u64 bound_debt(const struct task_ctx *tc)
 {
-	struct cpu_state *last =
-		tc->bound_on ? lookup_cpu(tc->bound_on - 1) : NULL;
+	struct cpu_state *last = tc->bound_on ? cpu_at(tc->bound_on - 1) : NULL;
 	u64 debt = tc->bound_cost;
 
 	if (last && vtime_before(last->bound_present, tc->bound_vtime))
@@ -132,13 +129,11 @@ static u64 bound_debt(const struct task_ctx *tc)
  * The task waits for CPU @cpu, and no other one: by the clock of those that are bound
  * to it. Virtual time may run at another pace elsewhere, so nothing older counts.
  */
-static bool wait_bound(struct task_ctx *tc, s32 cpu, struct place *to)
+static void wait_bound(struct task_ctx *tc, s32 cpu, struct place *to)
 {
-	struct cpu_state *c = lookup_cpu(cpu);
+	struct cpu_state *c = cpu_at(cpu);
 	u64 now = bpf_ktime_get_ns();
 
-	if (!c)
-		return false;
 	/* Their clock stood still while there were none. */
 	if (c->nr_bound <= 0 &&
 	    ns_since(c->bound_served_ns, now) > BOUND_STALE_NS) {
@@ -154,22 +149,19 @@ static bool wait_bound(struct task_ctx *tc, s32 cpu, struct place *to)
 	to->key = tc->bound_vtime;
 	__sync_fetch_and_add(&to->d->nr_waiting, 1);
 	count_bound(c, to->d, cpu);
-	return true;
 }
 
-/* Where @p, of @g, which is on @cpu, is to wait: it counts there. False: nowhere. */
-static bool choose_place(struct task_struct *p, struct task_ctx *tc,
+/* Where @p, of @g, which is on @cpu, is to wait: it counts there. */
+static void choose_place(struct task_struct *p, struct task_ctx *tc,
 			 struct group *g, s32 cpu, struct place *to)
 {
 	to->domain_id = waiting_domain(p, g, domain_of(cpu));
-	to->d = lookup_domain(to->domain_id);
-	if (!to->d)
-		return false;
+	to->d = domain_at(to->domain_id);
 	if (wait_together(p, tc, g, cpu, to))
-		return true;
+		return;
 	to->domain_id = domain_of(cpu);
-	to->d = lookup_domain(to->domain_id);
-	return to->d && wait_bound(tc, cpu, to);
+	to->d = domain_at(to->domain_id);
+	wait_bound(tc, cpu, to);
 }
 
 /* A task of @g is in the queue that was chosen. */
@@ -193,10 +185,8 @@ static bool has_to_unpark(const struct domain *d)
 static void park(struct task_struct *p, struct task_ctx *tc, u32 domain_id,
 		 u64 enq_flags, u64 now)
 {
-	struct domain *d = lookup_domain(domain_id);
+	struct domain *d = domain_at(domain_id);
 
-	if (!d)
-		return;
 	__sync_fetch_and_add(&d->nr_parked, 1);
 	tc->parked_at_ns = now;
 	tc->queue = PARKED_QUEUE | domain_id;
@@ -235,8 +225,9 @@ static void unpark_task(struct bpf_iter_scx_dsq *it, struct task_struct *p,
 	s32 cpu = scx_bpf_task_cpu(p);
 	struct place to = {};
 
-	if (!g || !choose_place(p, tc, g, cpu, &to))
+	if (!g)
 		return;
+	choose_place(p, tc, g, cpu, &to);
 	scx_bpf_dsq_move_set_slice(it, slice_ns);
 	scx_bpf_dsq_move_set_vtime(it, to.key);
 	if (!scx_bpf_dsq_move_vtime(it, p, to.queue, 0) ||
@@ -259,12 +250,12 @@ static void unpark_task(struct bpf_iter_scx_dsq *it, struct task_struct *p,
  */
 __noinline int unpark(u32 domain_id)
 {
-	struct domain *d = lookup_domain(domain_id);
+	struct domain *d = domain_at(domain_id);
 	u32 queue = PARKED_QUEUE | domain_id, looked = unknown_zero;
 	u64 now = bpf_ktime_get_ns();
 	struct task_struct *p;
 
-	if (!d || __sync_val_compare_and_swap(&d->unparking, 0, 1))
+	if (__sync_val_compare_and_swap(&d->unparking, 0, 1))
 		return 0;
 	if (d->refills != nr_refills) {
 		d->refills = nr_refills;

@@ -103,9 +103,12 @@ __noinline int find_waiting(u32 queue, s32 cpu, struct choice *choice)
 static bool turn_begins(const struct task_ctx *tc, u64 now)
 {
 	struct entity *e = last_entity(tc);
-	struct domain *d = e ? lookup_domain(e->domain) : NULL;
+	struct domain *d;
 
-	return d && lacking_cpus(e, d) &&
+	if (!e)
+		return false;
+	d = domain_at(e->domain);
+	return lacking_cpus(e, d) &&
 	       ns_since(d->planned_ns, now) < wake_loan_ns(slice_ns);
 }
 
