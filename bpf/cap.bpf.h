@@ -171,11 +171,9 @@ static void set_cap(u32 id, u64 period_us, u64 quota_us, u64 burst_us)
 	}
 	g->budget_ns = g->quota_ns;
 	__sync_fetch_and_add(&nr_capped, 1);
-	if (!g->timer_ready) {
-		bpf_timer_init(&g->cap_timer, &groups, CLOCK_MONOTONIC);
-		bpf_timer_set_callback(&g->cap_timer, refill_cap);
-		g->timer_ready = 1;
-	}
+	/* Refused if an earlier group with this number had one: it stays. */
+	bpf_timer_init(&g->cap_timer, &groups, CLOCK_MONOTONIC);
+	bpf_timer_set_callback(&g->cap_timer, refill_cap);
 	bpf_timer_start(&g->cap_timer, g->period_ns, 0);
 }
 

@@ -329,31 +329,13 @@ static u32 make_group(u32 kind, u32 parent, u32 weight)
 	g = lookup_group(id);
 	if (!g)
 		return 0;
-	__builtin_memset(&g->info, 0, sizeof(g->info));
+	__builtin_memset(g, 0, offsetof(struct group, lock));
 	g->info.parent = parent;
 	g->info.weight = weight;
 	g->info.created_ns = bpf_ktime_get_ns();
 	g->id = id;
 	g->vtime = host_present;
-	g->task_vtime_now = 0;
-	g->nr_runnable = 0;
-	g->nr_apart = 0;
-	g->nr_resting = 0;
-	g->mean_width = 0;
-	g->nr_apart_running = 0;
-	g->running = 0;
-	g->orphan = 0;
-	g->home = 0;
-	g->nr_entities = 0;
-	g->active_weight = 0;
-	g->average_weight = 0;
 	g->averaged_at_ns = g->info.created_ns;
-	g->contributed = 0;
-	g->share = 0;
-	g->quota_ns = 0;
-	g->tgid_sum = 0;
-	g->tgid_sum_sq = 0;
-	g->parent_checked_ns = 0;
 	g->info.kind = kind;
 	return id;
 }
@@ -438,21 +420,14 @@ static void set_parent(u32 id, u32 place)
 	g->share_at_ns = 0;
 }
 
-/* Count a member of VM @g, unless its last one is just leaving. */
+/* Count a member of VM @g. Not if its last one is just leaving, or another CPU counts:
+ * it is looked at again soon. */
 static bool vm_get(struct group *g)
 {
-	u32 i;
+	u32 nr = g->info.nr_tasks;
 
-	bpf_for(i, 0, 64) {
-		u32 nr = g->info.nr_tasks;
-
-		if (!nr)
-			return false;
-		if (__sync_val_compare_and_swap(&g->info.nr_tasks, nr,
-						nr + 1) == nr)
-			return true;
-	}
-	return false;
+	return nr &&
+	       __sync_val_compare_and_swap(&g->info.nr_tasks, nr, nr + 1) == nr;
 }
 
 /* The group of VM @key, made on first sight, with the caller counted in; 0: it

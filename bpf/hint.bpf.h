@@ -17,35 +17,24 @@ static void count_miss(struct group *g, u32 reason)
 		count(&g->info.stats.yields_missed[reason]);
 }
 
-/* The hint of @c at @place has come to an end, a yield's is counted. */
-__noinline int end_hint(struct cpu_state *c, u32 place, bool served)
+/* @hint has come to an end: it was served (YIELD_ACCEPT), or why not (enum yield_miss). A
+ * yield's is counted. */
+static void end_hint(struct hint *hint, s32 why)
 {
-	struct task_ctx *tc;
-	struct hint *hint;
 	struct group *g;
-	s32 pid;
 
-	if (!c || place >= NR_HINTS)
-		return 0;
-	hint = &c->hints[place];
-	pid = hint->pid;
-	if (!pid)
-		return 0;
 	hint->pid = 0;
-	if (served)
+	if (why == YIELD_ACCEPT)
 		count_effect(hint->mechanism);
 	if (hint->reason != HINT_YIELD)
-		return 0;
-	tc = lookup_thread_may_fail(pid);
-	g = tc ? lookup_group(tc->group) : NULL;
+		return;
+	g = lookup_group(hint->group);
 	if (!g)
-		return 0;
-	if (served)
+		return;
+	if (why == YIELD_ACCEPT)
 		count(&g->info.stats.yields_served);
 	else
-		count_miss(g, tc->queue == hint->queue ? YIELD_MISS_LOST
-						       : YIELD_MISS_ELSEWHERE);
-	return 0;
+		count_miss(g, why);
 }
 
 static void give_hint(struct cpu_state *c, const struct hint *given)
@@ -57,8 +46,10 @@ static void give_hint(struct cpu_state *c, const struct hint *given)
 
 	if (place == HINTS_WOKE && hint->pid)
 		c->hints[HINTS_WOKE_BEFORE] = *hint;
-	end_hint(c, place, false);
+	if (hint->pid)
+		end_hint(hint, YIELD_MISS_LOST);
 	hint->queue = given->queue;
+	hint->group = given->group;
 	hint->reason = given->reason;
 	hint->mechanism = given->mechanism;
 	hint->until_ns = given->until_ns;
@@ -68,17 +59,11 @@ static void give_hint(struct cpu_state *c, const struct hint *given)
 }
 
 /* The CPU of @c is for thread @pid until @until_ns, by @reason. */
-static void lend_until(struct cpu_state *c, s32 pid, u32 reason, u64 until_ns)
+static void lend(struct cpu_state *c, s32 pid, u32 reason, u64 until_ns)
 {
 	c->lent_pid = pid;
 	c->lent_reason = reason;
 	c->lent_until_ns = until_ns;
-}
-
-/* The same for a moment from @now on. */
-static void lend(struct cpu_state *c, s32 pid, u32 reason, u64 now)
-{
-	lend_until(c, pid, reason, now + wake_loan_ns(slice_ns));
 }
 
 /* Serve the hint of @c, of @cpu, at @place, unless it is stale; its turn's entity, if
@@ -86,8 +71,8 @@ static void lend(struct cpu_state *c, s32 pid, u32 reason, u64 now)
 __noinline bool follow_hint(struct cpu_state *c, u32 place, s32 cpu,
 			    bool slot_waits)
 {
-	const struct hint *hint;
 	u64 now = bpf_ktime_get_ns();
+	struct hint *hint;
 	bool served;
 	u32 reason;
 	s32 pid;
@@ -100,7 +85,7 @@ __noinline bool follow_hint(struct cpu_state *c, u32 place, s32 cpu,
 	if (!pid)
 		return false;
 	if (!vtime_before(now, hint->until_ns)) {
-		end_hint(c, place, false);
+		end_hint(hint, YIELD_MISS_LOST);
 		return false;
 	}
 	if (place == HINTS_SIBLING && slot_waits &&
@@ -108,10 +93,10 @@ __noinline bool follow_hint(struct cpu_state *c, u32 place, s32 cpu,
 		return false; /* it comes when its VM has the CPU again */
 	served = run_waiting(hint->queue, pid, cpu);
 	if (served && place != HINTS_SIBLING)
-		lend(c, pid, reason, now);
+		lend(c, pid, reason, now + wake_loan_ns(slice_ns));
 	if (served && reason == HINT_LOAN)
 		set_alarm(cpu, wake_loan_ns(slice_ns));
-	end_hint(c, place, served);
+	end_hint(hint, served ? YIELD_ACCEPT : YIELD_MISS_ELSEWHERE);
 	return served;
 }
 
@@ -125,7 +110,7 @@ static bool looks(struct cpu_state *c, s32 cpu)
 	c->looks = 0;
 	if (!pid || !run_waiting(BOUND_QUEUE | cpu, pid, cpu))
 		return false;
-	lend_until(c, pid, HINT_WAKE, bpf_ktime_get_ns() + REST_LOOK_NS);
+	lend(c, pid, HINT_WAKE, bpf_ktime_get_ns() + REST_LOOK_NS);
 	set_alarm(cpu, REST_LOOK_NS);
 	return true;
 }
@@ -205,9 +190,9 @@ static bool may_borrow(const struct task_ctx *tc, struct group *g, u64 vtime,
 	if (nr_together(g) < 2 && vtime_before(vtime, present))
 		return true;
 	return is_vm(g) &&
-	       wake_lends(tc->vtime, g->task_vtime_now, g->vtime, running,
-			  slice_cost(g, bpf_ktime_get_ns()), tasks_at_once(g),
-			  slice_ns);
+	       wake_sleeps_more(tc->vtime, g->task_vtime_now, slice_ns) &&
+	       wake_lends(g->vtime, running, slice_cost(g, bpf_ktime_get_ns()),
+			  tasks_at_once(g));
 }
 
 /*
@@ -219,11 +204,15 @@ static void lend_on_waking(const struct task_struct *p,
 			   const struct task_ctx *tc, struct group *g,
 			   struct cpu_state *c, u64 present)
 {
+	u32 reason = HINT_NONE;
+
 	if (is_per_cpu_kthread(p))
-		lend(c, p->pid, HINT_WAKE, tc->run_at_ns);
+		reason = HINT_WAKE;
 	else if (may_be_lent(c, tc->run_at_ns) &&
 		 may_borrow(tc, g, g->vtime, g->vtime, present))
-		lend(c, p->pid, HINT_LOAN, tc->run_at_ns);
+		reason = HINT_LOAN;
+	if (reason)
+		lend(c, p->pid, reason, tc->run_at_ns + wake_loan_ns(slice_ns));
 }
 
 /* Thread @pid, with @tc, which waits in @queue, was stopped on @cpu: if it had that for
@@ -257,6 +246,7 @@ static __always_inline u32 reason_to_preempt(const struct task_ctx *tc,
 					     u64 present, u64 now)
 {
 	struct group *running;
+	u64 at;
 
 	if (c->group == tc->group)
 		return comes_before_own(tc, g, c, now) ? HINT_WAKE : HINT_NONE;
@@ -265,7 +255,9 @@ static __always_inline u32 reason_to_preempt(const struct task_ctx *tc,
 		return HINT_NONE;
 	if (c->rests)
 		return HINT_WAKE;
-	if (fair_preempts(vtime, running_vtime(c, running, now),
+	at = running_vtime(c, running, now);
+	if (vtime_before(vtime, at) &&
+	    fair_preempts(vtime, at,
 			  preempting_margin(tc, g, running->share, now)))
 		return HINT_WAKE;
 	return may_be_lent(c, now) &&

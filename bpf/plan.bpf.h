@@ -31,34 +31,24 @@ static u64 lacking_cpus(const struct entity *e, const struct domain *d)
 
 /* ---- who takes part ---- */
 
-/* Room for one more that stands at @key, among the first @n in their order; returns its
- * place. */
-__noinline u32 make_room(u32 domain_id, u32 n, u64 key)
+/* One more takes part, if there is room for him among the @n in their order; returns how
+ * many do then. */
+__noinline u32 add_entry(u32 domain_id, u32 n, const struct plan_entry *entry)
 {
 	struct domain *d = domain_at(domain_id);
 	u32 i, at = n;
 
+	if (!entry || n >= PLAN_ENTRIES)
+		return n;
 	bpf_for(i, 0, n) {
 		struct plan_entry *before =
 			&d->entries[(at - 1) & (PLAN_ENTRIES - 1)];
 
-		if (!at || !vtime_before(key, before->key))
+		if (!at || !vtime_before(entry->key, before->key))
 			break;
 		d->entries[at & (PLAN_ENTRIES - 1)] = *before;
 		at--;
 	}
-	return at;
-}
-
-/* One more takes part, if there is room; returns how many do then. */
-static u32 add_entry(struct domain *d, u32 domain_id, u32 n,
-		     const struct plan_entry *entry)
-{
-	u32 at;
-
-	if (n >= PLAN_ENTRIES)
-		return n;
-	at = make_room(domain_id, n, entry->key);
 	d->entries[at & (PLAN_ENTRIES - 1)] = *entry;
 	return n + 1;
 }
@@ -109,7 +99,7 @@ __noinline u32 add_bound(u32 domain_id, u32 n, u32 cpu, u64 now)
 	if (only_rests(c)) {
 		d->resting |= entry.cpus;
 		entry.key = d->present + FARTHEST_NS;
-		return add_entry(d, domain_id, n, &entry);
+		return add_entry(domain_id, n, &entry);
 	}
 	if (c->bound) {
 		c->bound_served_ns = now;
@@ -136,7 +126,7 @@ __noinline u32 add_bound(u32 domain_id, u32 n, u32 cpu, u64 now)
 	d->claimed |= entry.cpus;
 	entry.key = plan_order(vtime, d->present,
 			       ns_since(c->bound_served_ns, now), starved_ns);
-	return add_entry(d, domain_id, n, &entry);
+	return add_entry(domain_id, n, &entry);
 }
 
 /* @e takes part in a plan of @d: how often did its vCPUs sleep in the turn that ends? If
@@ -190,7 +180,7 @@ __noinline u32 add_entity(u32 domain_id, u32 n, u32 id, u64 now)
 	if (vtime_before(last_place(d), entry.key))
 		d->nr_far++;
 	entry.cpus = e->cpus;
-	return add_entry(d, domain_id, n, &entry);
+	return add_entry(domain_id, n, &entry);
 }
 
 /* ---- who has which CPU ---- */
@@ -669,8 +659,6 @@ static void make_plan(u32 domain_id, u64 now)
 	u64 free;
 	u32 n;
 
-	if (__sync_val_compare_and_swap(&d->planning, 0, 1))
-		return;
 	set_turn_length(d);
 	d->turn++;
 	d->planned_ns = now;
@@ -681,7 +669,6 @@ static void make_plan(u32 domain_id, u64 now)
 	end_plan(domain_id, n, now);
 	look_far(domain_id, free, now);
 	follow_plan(domain_id, now);
-	__sync_lock_test_and_set(&d->planning, 0);
 }
 
 /* Does somebody wait for a CPU of @d, or is one left out in another domain, who may

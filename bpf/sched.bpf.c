@@ -427,11 +427,12 @@ bool BPF_STRUCT_OPS(cohort_yield, struct task_struct *from,
 	s32 cpu = scx_bpf_task_cpu(from), verdict;
 	struct task_ctx *giver = lookup_task_may_fail(from), *taker;
 	struct cpu_state *c = cpu_at(cpu);
-	struct choice choice = {};
+	struct hint choice = {};
 	struct group *g;
 
 	if (!giver)
 		return false;
+	choice.group = giver->group;
 	if (!to) {
 		yield_in_group(from, giver, c);
 		return false;

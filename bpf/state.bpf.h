@@ -121,7 +121,7 @@ struct plan_entry {
 };
 
 /* CPUs with one last-level cache, DOMAIN_CPUS at most. Written by its plan unless said
- * otherwise; one CPU makes a plan at a time. */
+ * otherwise, in the callback of its timer: one CPU at a time. */
 struct domain {
 	u32 nr_listed; /* in its tree; under the lock of that, read without */
 	s32 nr_waiting; /* tasks that wait for one of its CPUs; atomic */
@@ -158,7 +158,6 @@ struct domain {
 	u64 served_vtime; /* of the last entity that has CPUs in it */
 	u64 served_cpu; /* one of them, a bit */
 	u32 nr_entries; /* in entries */
-	u32 planning; /* a CPU makes a plan; compare-and-swap */
 	u32 halvings; /* of a slice, that make a turn */
 	u32 nr_kept; /* CPUs whose task goes on in it, as no other has its turn there */
 	u32 far; /* the domain that was looked at last */
@@ -190,6 +189,7 @@ enum hint_place {
 struct hint {
 	s32 pid; /* 0: none */
 	u32 queue; /* in which it waits */
+	u32 group; /* of it; only a yield's is set */
 	u32 reason; /* enum hint_reason */
 	u32 mechanism; /* that is counted */
 	u64 until_ns;
@@ -238,9 +238,6 @@ struct cpu_state {
 struct group {
 	struct cohort_group info; /* first: Rust reads it */
 
-	struct bpf_spin_lock lock; /* contributed, and its parent */
-	struct bpf_timer cap_timer; /* refills budget_ns each period */
-
 	u32 id; /* its own index */
 	u64 vtime; /* ns of virtual time used by its tasks that are not apart;
 		      atomic */
@@ -270,13 +267,16 @@ struct group {
 	u64 period_ns;
 	u64 burst_ns;
 	s64 budget_ns; /* left in this period; atomic */
-	u32 timer_ready; /* cap_timer is initialised */
 
 	/* Is everything below it one process? Sums over tasks; atomic. */
 	u64 tgid_sum;
 	u64 tgid_sum_sq;
 
 	u64 parent_checked_ns; /* VM: when its place was last looked up */
+
+	/* All above is 0 when it is made. */
+	struct bpf_spin_lock lock; /* contributed, and its parent */
+	struct bpf_timer cap_timer; /* refills budget_ns each period */
 } __attribute__((aligned(CACHE_LINE)));
 
 /* What is known of one task. Written in its own ops, under its rq's lock. */

@@ -13,66 +13,58 @@ enum {
 	YIELD_SLICES = 8, /* how long a yield is owed */
 };
 
-/* The sibling that is to run. */
-struct choice {
-	s32 pid; /* 0: none */
-	u32 queue; /* in which it waits */
-	u32 mechanism; /* that found it */
-};
-
 /* ---- choosing ---- */
 
-/* The ready vCPU at the end of the chain of unanswered IPIs that starts at task
- * @pid, if IPIs count; @cpu must be one that it may use. */
-__noinline int follow_chain(s32 pid, s32 cpu, struct choice *choice)
+/* The ready vCPU at the end of the chain of unanswered IPIs that starts with one from
+ * thread @pid, of @choice's group, to thread @to; @cpu must be one that it may use. */
+__noinline int find_answerer(s32 pid, s32 to, s32 cpu, struct hint *choice)
 {
-	struct task_ctx *tc = lookup_thread_may_fail(pid);
 	u64 now = bpf_ktime_get_ns();
 	u32 i;
 
-	if (!choice || !is_on(MECH_IPI))
+	if (!choice)
 		return 0;
 	bpf_rcu_read_lock();
 	bpf_for(i, 0, IPI_CHAIN) {
-		struct task_ctx *next_tc;
-		struct task_struct *next;
+		struct task_struct *next = to ? bpf_task_from_pid(to) : NULL;
+		struct task_ctx *tc;
 		enum ipi_next step;
-		struct group *g;
 		bool allowed;
-		s32 to;
 
-		if (!tc)
-			break;
-		to = tc->signals.ipi_to;
-		g = lookup_group(tc->group);
-		next = to && g ? bpf_task_from_pid(to) : NULL;
 		if (!next)
 			break;
-		next_tc = lookup_task_may_fail(next);
+		tc = lookup_task_may_fail(next);
 		allowed = bpf_cpumask_test_cpu(cpu, next->cpus_ptr);
 		bpf_task_release(next);
-		if (!next_tc || next_tc->group != tc->group ||
-		    !ipi_is_open(open_ipi_from(&next_tc->signals, pid), now,
+		if (!tc || tc->group != choice->group ||
+		    !ipi_is_open(open_ipi_from(&tc->signals, pid), now,
 				 IPI_WINDOW_NS))
 			break;
-		step = ipi_step(waits_for_cpu(next_tc),
-				next_tc->run_at_ns != 0);
+		step = ipi_step(waits_for_cpu(tc), tc->run_at_ns != 0);
 		if (step == IPI_TAKE && allowed) {
 			choice->pid = to;
-			choice->queue = next_tc->queue;
+			choice->queue = tc->queue;
 			choice->mechanism = MECH_IPI;
 		}
 		if (step != IPI_FOLLOW)
 			break;
-		tc = next_tc;
 		pid = to;
+		to = tc->signals.ipi_to;
 	}
 	bpf_rcu_read_unlock();
 	return 0;
 }
 
+/* The same, if the running @tc, thread @pid, waits for an answer and IPIs count. */
+static void follow_chain(const struct task_ctx *tc, s32 pid, s32 cpu,
+			 struct hint *choice)
+{
+	if (tc->signals.ipi_to && is_on(MECH_IPI))
+		find_answerer(pid, tc->signals.ipi_to, cpu, choice);
+}
+
 /* The first of the siblings that wait in queue @queue and may use @cpu. */
-__noinline int find_waiting(u32 queue, s32 cpu, struct choice *choice)
+__noinline int find_waiting(u32 queue, s32 cpu, struct hint *choice)
 {
 	struct task_struct *p;
 	u32 seen = unknown_zero;
@@ -119,7 +111,7 @@ static bool turn_begins(const struct task_ctx *tc, u64 now)
  */
 static s32 answer_offer(struct task_struct *from, struct task_ctx *giver,
 			struct task_struct *to, struct task_ctx *taker,
-			struct group *g, s32 cpu, struct choice *choice)
+			struct group *g, s32 cpu, struct hint *choice)
 {
 	bool begins = turn_begins(giver, bpf_ktime_get_ns());
 	struct yield_offer offer = {
@@ -136,24 +128,18 @@ static s32 answer_offer(struct task_struct *from, struct task_ctx *giver,
 		choice->mechanism = MECH_YIELD;
 	}
 	if (is_vm(g) && !offer.throttled && !begins)
-		follow_chain(from->pid, cpu, choice);
+		follow_chain(giver, from->pid, cpu, choice);
 	return choice->pid ? YIELD_ACCEPT : verdict;
 }
 
-/* The vCPU @choice comes in the place of one of @g on @c. */
+/* The vCPU that was chosen comes in the place of one of @g on @c. */
 static void hand_turn_on(struct cpu_state *c, struct group *g,
-			 const struct choice *choice)
+			 struct hint *choice)
 {
-	const struct hint hint = {
-		.pid = choice->pid,
-		.queue = choice->queue,
-		.reason = HINT_YIELD,
-		.mechanism = choice->mechanism,
-		.until_ns = bpf_ktime_get_ns() + YIELD_SLICES * slice_ns,
-	};
-
+	choice->reason = HINT_YIELD;
+	choice->until_ns = bpf_ktime_get_ns() + YIELD_SLICES * slice_ns;
 	count(&g->info.stats.yields_ready);
-	give_hint(c, &hint);
+	give_hint(c, choice);
 }
 
 /* Does a sibling of the spinning @tc wait for a CPU? */
@@ -169,12 +155,12 @@ static bool sibling_waits(const struct task_ctx *tc)
 static bool gives_way(struct cpu_state *c, s32 cpu, struct task_ctx *tc,
 		      s32 pid)
 {
-	struct choice choice = {};
+	struct hint choice = { .group = tc->group };
 	struct group *g = lookup_group(tc->group);
 
 	if (!g || !is_vm(g) || turn_begins(tc, bpf_ktime_get_ns()))
 		return false;
-	follow_chain(pid, cpu, &choice);
+	follow_chain(tc, pid, cpu, &choice);
 	if (!choice.pid)
 		find_waiting(tc->entity, cpu, &choice);
 	if (!choice.pid)

@@ -63,19 +63,21 @@ static inline u64 wake_pause_ns(u64 used_ns, u64 slice_ns)
 	return pause_ns > least_ns ? pause_ns : least_ns;
 }
 
-/*
- * May a vCPU that wakes have a CPU out of turn? It stands at @task of virtual time
- * inside its VM, and the furthest of its siblings at @furthest: only one that sleeps
- * more than those. Its VM stands at @vtime, whoever has the CPU at @running; one
- * slice costs the VM @cost, and it takes @at_once.
- */
-static inline bool wake_lends(u64 task, u64 furthest, u64 vtime, u64 running,
-			      u64 cost, u32 at_once, u64 slice_ns)
+/* Does a vCPU that wakes sleep more than its siblings? It stands at @task of virtual time
+ * inside its VM, and the furthest of those at @furthest. */
+static inline bool wake_sleeps_more(u64 task, u64 furthest, u64 slice_ns)
 {
-	u64 lead = cost * (at_once + WAKE_LEAD_TURNS);
+	return !vtime_before(furthest, task + slice_ns / WAKE_BEHIND_PART);
+}
 
-	return !vtime_before(furthest, task + slice_ns / WAKE_BEHIND_PART) &&
-	       !vtime_before(running + lead, vtime);
+/*
+ * May such a one have a CPU out of turn? Its VM stands at @vtime, whoever has the CPU at
+ * @running; one slice costs the VM @cost, and it takes @at_once.
+ */
+static inline bool wake_lends(u64 vtime, u64 running, u64 cost, u32 at_once)
+{
+	return !vtime_before(running + cost * (at_once + WAKE_LEAD_TURNS),
+			     vtime);
 }
 
 #endif /* COHORT_POLICY_WAKE_H */

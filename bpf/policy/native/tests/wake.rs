@@ -7,26 +7,28 @@ use proptest::prelude::*;
 const SLICE: u64 = 2_000_000;
 const WINDOW: u64 = 3_000_000_000;
 
-/// A vCPU so far behind the furthest of its siblings wakes in a VM so far ahead of whoever runs; two of the VM's tasks run at
-/// once, and a slice costs it what it takes.
-fn lends(behind: u64, ahead: u64) -> bool {
-    let (task, running) = (u64::MAX - 1, 5);
-    let furthest = task.wrapping_add(behind);
-    unsafe { wake_lends(task, furthest, running + ahead, running, SLICE, 2, SLICE) }
+#[test]
+fn who_is_half_a_slice_behind_its_siblings_sleeps_more() {
+    let sleeps_more = |behind| {
+        let task = u64::MAX - 1;
+        unsafe { wake_sleeps_more(task, task.wrapping_add(behind), SLICE) }
+    };
+    assert!(sleeps_more(SLICE));
+    assert!(sleeps_more(SLICE / 2));
+    assert!(!sleeps_more(SLICE / 2 - 1));
+    assert!(!sleeps_more(0));
 }
 
 #[test]
-fn who_sleeps_more_than_its_siblings_has_a_loan() {
-    assert!(lends(SLICE, 0));
-    assert!(lends(SLICE / 2, 0));
-    assert!(!lends(SLICE / 2 - 1, 0));
-    assert!(!lends(0, 0));
-}
-
-#[test]
-fn a_vm_that_is_a_turn_ahead_beyond_its_own_has_none() {
-    assert!(lends(SLICE, 3 * SLICE));
-    assert!(!lends(SLICE, 3 * SLICE + 1));
+fn a_vm_that_is_a_turn_ahead_beyond_its_own_has_no_loan() {
+    // Two of its tasks run at once, and a slice costs it what it takes.
+    let lends = |ahead| {
+        let running = u64::MAX - 1;
+        unsafe { wake_lends(running.wrapping_add(ahead), running, SLICE, 2) }
+    };
+    assert!(lends(0));
+    assert!(lends(3 * SLICE));
+    assert!(!lends(3 * SLICE + 1));
 }
 
 #[test]
@@ -67,7 +69,7 @@ fn cpu_times(vms: usize, cpus: usize, wakes: &[Vec<(usize, u64)>]) -> Vec<u64> {
             let now = start + at;
             let running = vtimes[served] + cost * cpus as u64 * at / SLICE;
             let own = vtimes[0] + cost * lent / SLICE;
-            let lends = unsafe { wake_lends(0, SLICE, own, running, cost, cpus as u32, SLICE) };
+            let lends = unsafe { wake_lends(own, running, cost, cpus as u32) };
             if served != 0 && lends && now >= lent_until[cpu % cpus] {
                 lent_until[cpu % cpus] = now + loan + unsafe { wake_pause_ns(loan, SLICE) };
                 lent += loan;
