@@ -93,8 +93,9 @@ fn affinity_churn() -> Result<()> {
     let mut command = Command::new("stress-ng");
     command.args([
         "--quiet",
+        // Sixteen processes. Of many more each waits for long on an emulated host.
         "--affinity",
-        "4",
+        "1",
         "--affinity-rand",
         "--timeout",
         "5",
@@ -111,6 +112,7 @@ fn affinity_churn() -> Result<()> {
             load.bind(index, &cpus)?;
         }
         mask = mask % ((1 << all) - 1) + 1;
+        sleep(Duration::from_millis(1));
     }
     ensure!(
         churn.wait()?.success(),

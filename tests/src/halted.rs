@@ -382,7 +382,7 @@ fn moves() -> Result<()> {
         if next <= Instant::now() {
             next += Duration::from_millis(50);
             at += 1;
-            failed = pin(tid, cpus[at % cpus.len()]).and(std::mem::replace(&mut failed, Ok(())));
+            failed = pin(tid, &[cpus[at % cpus.len()]]).and(std::mem::replace(&mut failed, Ok(())));
         }
     })?;
     failed?;
@@ -435,7 +435,7 @@ fn offline_and_online() -> Result<()> {
         fs::write(Path::new(&online), state).with_context(|| format!("{online} <- {state}"))?;
         sleep(Duration::from_millis(200));
     }
-    pin(tid, cpu)?;
+    pin(tid, &[cpu])?;
     sleep(A_SECOND / 2);
     let meanwhile = end_window()?;
     // The first reading after it came back has opened its event anew.

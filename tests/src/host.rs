@@ -214,10 +214,12 @@ impl Subject for Guest {
     }
 }
 
-/// Binds thread `tid` to `cpu`.
-pub fn pin(tid: i32, cpu: u32) -> Result<()> {
+/// Binds thread `tid` to `cpus`.
+pub fn pin(tid: i32, cpus: &[u32]) -> Result<()> {
     let mut only = CpuSet::new();
-    only.set(cpu as usize)?;
+    for &cpu in cpus {
+        only.set(cpu as usize)?;
+    }
     Ok(sched_setaffinity(Pid::from_raw(tid), &only)?)
 }
 
@@ -225,7 +227,7 @@ pub fn pin(tid: i32, cpu: u32) -> Result<()> {
 pub fn pin_vcpus(guest: &Guest, cpus: &[u32]) -> Result<()> {
     let vcpus = guest.micro.state.vcpus();
     let mut places = vcpus.zip(cpus.iter().cycle());
-    places.try_for_each(|(vcpu, &cpu)| pin(vcpu.tid, cpu))
+    places.try_for_each(|(vcpu, &cpu)| pin(vcpu.tid, &[cpu]))
 }
 
 /// A guest whose `vcpus` show that they live, and leave the rest of their CPUs to others.
@@ -323,20 +325,7 @@ impl HostLoad {
 
     /// Binds process number `index` to `cpus`.
     pub fn bind(&self, index: usize, cpus: &[u32]) -> Result<()> {
-        let list: Vec<String> = cpus.iter().map(u32::to_string).collect();
-        let taskset = Command::new("taskset")
-            .args([
-                "-cp",
-                &list.join(","),
-                &self.children[index].0.id().to_string(),
-            ])
-            .output()?;
-        ensure!(
-            taskset.status.success(),
-            "taskset: {}",
-            String::from_utf8_lossy(&taskset.stderr)
-        );
-        Ok(())
+        pin(self.children[index].0.id() as i32, cpus)
     }
 
     /// The cgroup that they are alone in.

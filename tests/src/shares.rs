@@ -3,8 +3,10 @@
 
 use std::fs;
 use std::os::unix::fs::FileExt;
+use std::panic::resume_unwind;
 use std::process::Command;
-use std::thread::sleep;
+use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
+use std::thread::{scope, sleep};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
@@ -18,7 +20,7 @@ use tempfile::NamedTempFile;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, SETTLE, Subject, assert_ratio, busy, cohort_stats, gained, lab, shares,
+    Guest, HostLoad, SETTLE, Subject, assert_ratio, busy, cohort_stats, gained, lab, pin, shares,
     start_cohort, start_cohort_with, stop_cohort, under_cohort, vcpus_of, watch,
 };
 
@@ -66,6 +68,10 @@ pub const TESTS: &[Test] = &[
     (
         "tasks_bound_to_a_cpu_run_there_whatever_their_cgroup_gets_elsewhere",
         bound_beside_another,
+    ),
+    (
+        "a_bound_task_whose_affinity_changes_while_it_waits_gets_no_more_for_it",
+        bound_again_and_again,
     ),
     (
         "a_bound_task_that_had_its_cpu_to_itself_gives_it_up_to_vms_that_come",
@@ -464,6 +470,44 @@ fn bound_beside_another() -> Result<()> {
     ensure!(
         others as f64 > 0.5 * WINDOW.as_nanos() as f64,
         "the cgroup that has nothing else got only {others} ns of {WINDOW:?}"
+    );
+    Ok(())
+}
+
+/// Three tasks wait for one CPU. One of them may use another one too for a moment, each few milliseconds, which something else
+/// has.
+fn bound_again_and_again() -> Result<()> {
+    let cpus = lab()?.guest_cpus;
+    let load = HostLoad::start("bound", &[0; 3], &cpus[1..2])?;
+    let _other = HostLoad::start("other", &[0], &cpus[..1])?;
+    let moved = load.pids()[0] as i32;
+    let is_over = AtomicBool::new(false);
+    let change = || {
+        while !is_over.load(Relaxed) {
+            pin(moved, &cpus)?;
+            pin(moved, &cpus[1..2])?;
+            sleep(Duration::from_millis(1));
+        }
+        anyhow::Ok(())
+    };
+    let used = under_cohort(|| {
+        sleep(SETTLE);
+        scope(|scope| {
+            let changes = scope.spawn(change);
+            let used = load.cpu_times_ns(WINDOW);
+            is_over.store(true, Relaxed);
+            changes
+                .join()
+                .unwrap_or_else(|panic| resume_unwind(panic))?;
+            used
+        })
+    })?;
+    println!("    CPU times {used:?}");
+    let all: u64 = used.iter().sum();
+    ensure!(
+        (used[0] as f64) < 0.4 * all as f64,
+        "of three equal tasks one got {} ns of {all}",
+        used[0]
     );
     Ok(())
 }

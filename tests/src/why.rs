@@ -236,7 +236,7 @@ fn main_loop_waits() -> Result<()> {
             shared
         };
         // One that only sets something up may have ended.
-        let _ = pin(thread.tid as i32, cpu);
+        let _ = pin(thread.tid as i32, &[cpu]);
     }
     let mut monitor = guest.monitor()?;
     let mut answers = monitor.try_clone()?;
@@ -249,7 +249,7 @@ fn main_loop_waits() -> Result<()> {
     let _hogs = HostLoad::start("hogs", &[-10, -10, -10], &[shared])?;
     let found = why(&["console", "--for", "5s"])?;
     found["vmm-threads"].is("warning", &["its main loop", "waited"])?;
-    pin(guest.pid() as i32, own)?;
+    pin(guest.pid() as i32, &[own])?;
     let found = why(&["console", "--for", "2s"])?;
     found["pinning"].is("warning", &["there runs qemu-system-x86"])
 }
@@ -573,7 +573,7 @@ fn pinned() -> Result<()> {
         guest.micro.pid().to_string(),
     )?;
     for number in 0..2 {
-        pin(vcpu(&guest, number)?, cpus[0])?;
+        pin(vcpu(&guest, number)?, &cpus[..1])?;
     }
     sleep(Duration::from_millis(200));
     for number in 0..2 {
