@@ -24,7 +24,7 @@ u32 nr_refills;
 
 static bool is_used_up(const struct group *g)
 {
-	return g->quota_ns && g->budget_ns <= 0;
+	return g->info.quota_us && g->budget_ns <= 0;
 }
 
 /* By how much (ns) the cap at or above group @id that is overdrawn most is, at least 1;
@@ -41,7 +41,7 @@ __noinline u64 find_overdraft(u32 id)
 		if (!g)
 			break;
 		budget_ns = g->budget_ns;
-		if (g->quota_ns && budget_ns <= 0 && 1 - budget_ns > most)
+		if (g->info.quota_us && budget_ns <= 0 && 1 - budget_ns > most)
 			most = 1 - budget_ns;
 	}
 	return most;
@@ -107,7 +107,7 @@ __noinline int spend_caps(u32 id, u64 used_ns)
 
 		if (!g)
 			break;
-		if (g->quota_ns)
+		if (g->info.quota_us)
 			__sync_fetch_and_sub(&g->budget_ns, used_ns);
 	}
 	return 0;
@@ -133,18 +133,19 @@ static void wake_parked(void)
 
 static int refill_cap(void *map, u32 *key, struct group *g)
 {
+	u64 period_ns = g->info.period_us * 1000;
 	bool was_used_up = is_used_up(g);
 	s64 budget = g->budget_ns;
 
-	__sync_fetch_and_add(
-		&g->budget_ns,
-		cap_refill(budget, g->quota_ns, g->burst_ns, g->period_ns) -
-			budget);
+	__sync_fetch_and_add(&g->budget_ns,
+			     cap_refill(budget, g->info.quota_us * 1000,
+					g->burst_ns, period_ns) -
+				     budget);
 	/* Also where it is used up still: who is parked for too long is let go. */
 	if (was_used_up)
 		wake_parked();
-	if (g->quota_ns)
-		bpf_timer_start(&g->cap_timer, g->period_ns, 0);
+	if (g->info.quota_us)
+		bpf_timer_start(&g->cap_timer, period_ns, 0);
 	return 0;
 }
 
@@ -156,12 +157,10 @@ static void set_cap(u32 id, u64 period_us, u64 quota_us, u64 burst_us)
 
 	if (!g)
 		return;
-	was_capped = g->quota_ns != 0;
+	was_capped = g->info.quota_us != 0;
 	g->info.quota_us = capped ? quota_us : 0;
 	g->info.period_us = capped ? period_us : 0;
-	g->period_ns = period_us * 1000;
 	g->burst_ns = capped ? burst_us * 1000 : 0;
-	g->quota_ns = capped ? quota_us * 1000 : 0;
 	if (capped == was_capped)
 		return;
 	if (!capped) {
@@ -169,12 +168,12 @@ static void set_cap(u32 id, u64 period_us, u64 quota_us, u64 burst_us)
 		wake_parked();
 		return;
 	}
-	g->budget_ns = g->quota_ns;
+	g->budget_ns = quota_us * 1000;
 	__sync_fetch_and_add(&nr_capped, 1);
 	/* Refused if an earlier group with this number had one: it stays. */
 	bpf_timer_init(&g->cap_timer, &groups, CLOCK_MONOTONIC);
 	bpf_timer_set_callback(&g->cap_timer, refill_cap);
-	bpf_timer_start(&g->cap_timer, g->period_ns, 0);
+	bpf_timer_start(&g->cap_timer, period_us * 1000, 0);
 }
 
 #endif /* COHORT_CAP_BPF_H */

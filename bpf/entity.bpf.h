@@ -128,18 +128,26 @@ static void free_entity(u32 id, struct entity *e)
 		give_group_back(key.group, g);
 }
 
-/* Group @id is gone. A listed entity goes when it is taken. */
+/* The number of the entity of group @group_id in domain @domain_id; 0: it has none. */
+static u32 known_entity(u32 group_id, u32 domain_id)
+{
+	struct entity_key key = { .group = group_id, .domain = domain_id };
+	u32 *id = bpf_map_lookup_elem(&entity_of, &key);
+
+	return id ? *id : 0;
+}
+
+/* Group @group_id is gone. A listed entity goes when it is taken. */
 static void free_entities_of(u32 group_id)
 {
 	u32 i;
 
 	bpf_for(i, 0, nr_domains) {
-		struct entity_key key = { .group = group_id, .domain = i };
-		u32 *id = bpf_map_lookup_elem(&entity_of, &key);
-		struct entity *e = id ? lookup_entity(*id) : NULL;
+		u32 id = known_entity(group_id, i);
+		struct entity *e = id ? lookup_entity(id) : NULL;
 
 		if (e)
-			free_entity(*id, e);
+			free_entity(id, e);
 	}
 }
 
@@ -207,13 +215,12 @@ static int init_entity(u32 id)
 __noinline u32 find_entity(u32 group_id, u32 domain_id)
 {
 	struct entity_key key = { .group = group_id, .domain = domain_id };
-	u32 *known = bpf_map_lookup_elem(&entity_of, &key);
+	u32 id = known_entity(group_id, domain_id);
 	struct entity *e;
 	struct group *g;
-	u32 id;
 
-	if (known)
-		return *known;
+	if (id)
+		return id;
 	g = lookup_group(group_id);
 	if (!g || !take_number(&free_entities, &host_stats.entities_used, &id))
 		return 0;
@@ -237,8 +244,7 @@ __noinline u32 find_entity(u32 group_id, u32 domain_id)
 	e->group = 0;
 	__sync_fetch_and_sub(&g->nr_entities, 1);
 	give_number(&free_entities, &host_stats.entities_used, id);
-	known = bpf_map_lookup_elem(&entity_of, &key);
-	return known ? *known : 0;
+	return known_entity(group_id, domain_id);
 }
 
 /* The entity that @tc belonged to last; NULL: none yet. */

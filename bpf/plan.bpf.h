@@ -613,9 +613,8 @@ static void move_here_from(struct domain *d, u32 domain_id, u32 from,
  * known. */
 static u64 usable_cpus(u32 group_id, u32 domain_id)
 {
-	struct entity_key key = { .group = group_id, .domain = domain_id };
-	u32 *id = bpf_map_lookup_elem(&entity_of, &key);
-	struct entity *e = id ? lookup_entity(*id) : NULL;
+	u32 id = known_entity(group_id, domain_id);
+	struct entity *e = id ? lookup_entity(id) : NULL;
 
 	return e && e->cpus ? e->cpus : ~0ULL;
 }

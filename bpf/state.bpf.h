@@ -262,9 +262,7 @@ struct group {
 	u64 share; /* of SHARE_ONE, as of share_at_ns */
 	u64 share_at_ns;
 
-	/* cpu.max */
-	u64 quota_ns; /* 0: none */
-	u64 period_ns;
+	/* cpu.max, beside what is in info */
 	u64 burst_ns;
 	s64 budget_ns; /* left in this period; atomic */
 
