@@ -228,14 +228,35 @@ static u64 give_cpus(struct domain *d, struct entity *e, u32 id, u64 free,
 	return given;
 }
 
+/* Do vCPUs of @e sleep so often that they need not run together? */
+static bool sleeps_often(const struct entity *e, const struct domain *d)
+{
+	return plan_sleeps_often(e->mean_sleeps, e->mean_running,
+				 d->halvings & 7);
+}
+
+/* Is one of @e in @d, whose vCPUs sleep often, to wait until the one that runs on @c
+ * sleeps, as those of its VM do as well? Where all interrupt each other, each switch is
+ * paid for twice. */
+static bool is_free_soon(const struct cpu_state *c, const struct entity *e,
+			 const struct domain *d, u64 now)
+{
+	struct entity *running;
+
+	if (!c->entity || !sleeps_often(e, d) ||
+	    ns_since(c->run_at_ns, now) > wake_loan_ns(slice_ns))
+		return false;
+	running = lookup_entity(c->entity);
+	return running && sleeps_often(running, d);
+}
+
 /* Do tasks of @e, of @g, have their turns in @d together? If not, they get CPUs one by
  * one. */
 static bool is_cohort(const struct entity *e, const struct group *g,
 		      const struct domain *d)
 {
 	return is_on(MECH_COHORTS) && g->info.cohort_rule != COHORT_NEVER &&
-	       !plan_sleeps_often(e->mean_sleeps, e->mean_running,
-				  d->halvings & 7);
+	       !sleeps_often(e, d);
 }
 
 /* @e, of @g, is about to have CPUs in a new turn of @d: how was its last one? */
@@ -397,7 +418,8 @@ __noinline u32 begin_plan(u32 domain_id, u64 now)
 }
 
 /* Does @c, in whose slot somebody else or nobody is, have to look again? */
-static bool has_to_change(const struct cpu_state *c)
+static bool has_to_change(const struct cpu_state *c, const struct domain *d,
+			  u64 now)
 {
 	struct entity *e;
 
@@ -407,10 +429,12 @@ static bool has_to_change(const struct cpu_state *c)
 		return false;
 	if (c->slot == SLOT_BOUND)
 		return !c->bound || c->nr_bound > 0;
-	if (c->slot != c->entity)
-		return true;
 	e = lookup_entity(c->slot);
-	return e && e->nr_waiting > 0;
+	if (!e)
+		return false;
+	if (c->slot != c->entity)
+		return !is_free_soon(c, e, d, now);
+	return e->nr_waiting > 0;
 }
 
 /* The plan of domain @domain_id is made: its CPUs follow it. */
@@ -426,7 +450,7 @@ __noinline int follow_plan(u32 domain_id, u64 now)
 
 		if (has_to_look(c, now))
 			look_at_resting(c, cpu);
-		else if (has_to_change(c))
+		else if (has_to_change(c, d, now))
 			resched(c, cpu, now);
 		else if (c->slot)
 			d->nr_kept++;

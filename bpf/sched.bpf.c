@@ -185,6 +185,8 @@ static bool call_cpu(struct entity *e, struct domain *d, u64 here, bool woke,
 		return false;
 	bit = plan_next(lacks, here, lacks);
 	cpu = cpu_with(d, bit);
+	if (woke && is_free_soon(cpu_at(cpu), e, d, now))
+		return false;
 	__sync_fetch_and_or(&e->called, bit);
 	resched(cpu_at(cpu), cpu, now);
 	return true;
@@ -235,7 +237,7 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 		cpu = cpu_outside(d, cpu, e->running, e->cpus);
 	else if (e && waits_for_rest(e, d, g))
 		cpu = cpu_of_resting(e, d, cpu);
-	if (cpu < 0)
+	if (cpu < 0 || (e && is_free_soon(cpu_at(cpu), e, d, now)))
 		return;
 	preempt_for(tc, p->pid, to.queue, g, cpu, vtime, d->present, now);
 }
