@@ -233,6 +233,8 @@ __noinline u32 find_entity(u32 group_id, u32 domain_id)
 	e->cpus = 0;
 	e->turn = 0;
 	e->patient = 0;
+	e->nr_sleeps = 0;
+	e->part_turn = 0;
 	e->mean_sleeps = 0;
 	e->mean_running = 0;
 	__sync_fetch_and_add(&g->nr_entities, 1);

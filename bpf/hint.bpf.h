@@ -17,24 +17,25 @@ static void count_miss(struct group *g, u32 reason)
 		count(&g->info.stats.yields_missed[reason]);
 }
 
-/* @hint has come to an end: it was served (YIELD_ACCEPT), or why not (enum yield_miss). A
- * yield's is counted. */
-static void end_hint(struct hint *hint, s32 why)
+/* @hint has come to an end, as it was @served, or came too late. A yield's is counted. */
+static void end_hint(struct hint *hint, bool served)
 {
+	s32 pid = hint->pid;
 	struct group *g;
 
 	hint->pid = 0;
-	if (why == YIELD_ACCEPT)
+	if (served)
 		count_effect(hint->mechanism);
 	if (hint->reason != HINT_YIELD)
 		return;
 	g = lookup_group(hint->group);
 	if (!g)
 		return;
-	if (why == YIELD_ACCEPT)
+	if (served)
 		count(&g->info.stats.yields_served);
 	else
-		count_miss(g, why);
+		count_miss(g, has_left(pid, hint->queue) ? YIELD_MISS_ELSEWHERE
+							 : YIELD_MISS_LOST);
 }
 
 static void give_hint(struct cpu_state *c, const struct hint *given)
@@ -47,7 +48,7 @@ static void give_hint(struct cpu_state *c, const struct hint *given)
 	if (place == HINTS_WOKE && hint->pid)
 		c->hints[HINTS_WOKE_BEFORE] = *hint;
 	if (hint->pid)
-		end_hint(hint, YIELD_MISS_LOST);
+		end_hint(hint, false);
 	hint->queue = given->queue;
 	hint->group = given->group;
 	hint->reason = given->reason;
@@ -85,7 +86,7 @@ __noinline bool follow_hint(struct cpu_state *c, u32 place, s32 cpu,
 	if (!pid)
 		return false;
 	if (!vtime_before(now, hint->until_ns)) {
-		end_hint(hint, YIELD_MISS_LOST);
+		end_hint(hint, false);
 		return false;
 	}
 	if (place == HINTS_SIBLING && slot_waits &&
@@ -96,7 +97,7 @@ __noinline bool follow_hint(struct cpu_state *c, u32 place, s32 cpu,
 		lend(c, pid, reason, now + wake_loan_ns(slice_ns));
 	if (served && reason == HINT_LOAN)
 		set_alarm(cpu, wake_loan_ns(slice_ns));
-	end_hint(hint, served ? YIELD_ACCEPT : YIELD_MISS_ELSEWHERE);
+	end_hint(hint, served);
 	return served;
 }
 

@@ -235,19 +235,24 @@ static bool sleeps_often(const struct entity *e, const struct domain *d)
 				 d->halvings & 7);
 }
 
-/* Is one of @e in @d, whose vCPUs sleep often, to wait until the one that runs on @c
- * sleeps, as those of its VM do as well? Where all interrupt each other, each switch is
- * paid for twice. */
-static bool is_free_soon(const struct cpu_state *c, const struct entity *e,
-			 const struct domain *d, u64 now)
+/*
+ * A vCPU of @e is to run on @c, of @cpu in @d, whose turn it is there: at once; or if its
+ * VM's sleep often, and the vCPU that runs there sleeps soon as a rule, when that does or
+ * has had a moment. Where all interrupt each other, each switch is paid for twice.
+ */
+static void pass_on(struct cpu_state *c, s32 cpu, const struct entity *e,
+		    const struct domain *d, u64 now)
 {
-	struct entity *running;
+	u64 ran_ns = ns_since(c->run_at_ns, now);
+	u64 moment_ns = wake_loan_ns(slice_ns);
 
-	if (!c->entity || !sleeps_often(e, d) ||
-	    ns_since(c->run_at_ns, now) > wake_loan_ns(slice_ns))
-		return false;
-	running = lookup_entity(c->entity);
-	return running && sleeps_often(running, d);
+	if (c->sleeps_soon && !c->lent_pid && ran_ns < moment_ns &&
+	    sleeps_often(e, d)) {
+		c->asked = 1;
+		if (set_alarm(cpu, moment_ns - ran_ns))
+			return;
+	}
+	resched(c, cpu, now);
 }
 
 /* Do tasks of @e, of @g, have their turns in @d together? If not, they get CPUs one by
@@ -285,7 +290,6 @@ __noinline u64 serve_entry(u32 domain_id, u32 i, u64 free, bool first_pass)
 {
 	struct domain *d = domain_at(domain_id);
 	struct plan_entry *entry;
-	struct cpu_state *c;
 	struct entity *e;
 	struct group *g;
 	u64 own, given;
@@ -299,9 +303,7 @@ __noinline u64 serve_entry(u32 domain_id, u32 i, u64 free, bool first_pass)
 	     !plan_passes(entry->key, entry->cost, d->out_vtime)))
 		return free;
 	if (!entry->entity) {
-		c = cpu_at(cpu_with(d, own));
-		if (c)
-			c->slot = SLOT_BOUND;
+		cpu_at(cpu_with(d, own))->slot = SLOT_BOUND;
 		entry->width = 0;
 		/* Another domain's tasks may have it. */
 		return own & d->resting ? free : free & ~own;
@@ -418,8 +420,7 @@ __noinline u32 begin_plan(u32 domain_id, u64 now)
 }
 
 /* Does @c, in whose slot somebody else or nobody is, have to look again? */
-static bool has_to_change(const struct cpu_state *c, const struct domain *d,
-			  u64 now)
+static bool has_to_change(const struct cpu_state *c)
 {
 	struct entity *e;
 
@@ -429,12 +430,24 @@ static bool has_to_change(const struct cpu_state *c, const struct domain *d,
 		return false;
 	if (c->slot == SLOT_BOUND)
 		return !c->bound || c->nr_bound > 0;
-	e = lookup_entity(c->slot);
-	if (!e)
-		return false;
 	if (c->slot != c->entity)
-		return !is_free_soon(c, e, d, now);
-	return e->nr_waiting > 0;
+		return true;
+	e = lookup_entity(c->slot);
+	return e && e->nr_waiting > 0;
+}
+
+/* @c, of @cpu in @d, has to run somebody else. */
+static void follow_slot(struct cpu_state *c, s32 cpu, const struct domain *d,
+			u64 now)
+{
+	struct entity *e = NULL;
+
+	if (c->slot && c->slot != SLOT_BOUND && !c->pull_from)
+		e = lookup_entity(c->slot);
+	if (e)
+		pass_on(c, cpu, e, d, now);
+	else
+		resched(c, cpu, now);
 }
 
 /* The plan of domain @domain_id is made: its CPUs follow it. */
@@ -450,8 +463,8 @@ __noinline int follow_plan(u32 domain_id, u64 now)
 
 		if (has_to_look(c, now))
 			look_at_resting(c, cpu);
-		else if (has_to_change(c, d, now))
-			resched(c, cpu, now);
+		else if (has_to_change(c))
+			follow_slot(c, cpu, d, now);
 		else if (c->slot)
 			d->nr_kept++;
 	}
@@ -551,14 +564,15 @@ __noinline u32 gather_entities(u32 domain_id, u32 n, u64 now)
 
 /* ---- when ---- */
 
-/* The turn of @d, domain @domain_id, which goes on at @now, is timed. False: the kernel
- * has no memory to start a timer from here. */
+/* The turn of @d, domain @domain_id, which goes on at @now, is timed. False: a timer
+ * cannot be started from here, as the kernel has no memory or this CPU goes offline. */
 static bool time_turn(u32 domain_id, const struct domain *d, u64 now)
 {
 	struct timer *timer = lookup_turn_timer(domain_id);
 
-	return timer && !bpf_timer_start(&timer->timer,
-					 turn_left(now, turn_length(d)), 0);
+	return timer && is_online_here() &&
+	       !bpf_timer_start(&timer->timer, turn_left(now, turn_length(d)),
+				0);
 }
 
 /* The turns of @d are not timed any more. Once, as plan_here() may start a timer too. */
@@ -620,7 +634,7 @@ static bool is_worth_moving(const struct domain *d, const struct domain *from,
 static void move_here_from(struct domain *d, u32 domain_id, u32 from,
 			   struct group *g, u64 free)
 {
-	struct cpu_state *c;
+	s32 cpu;
 
 	d->moved_turn = d->turn;
 	if (g->home) {
@@ -628,9 +642,8 @@ static void move_here_from(struct domain *d, u32 domain_id, u32 from,
 		count(&host_stats.stolen);
 		return;
 	}
-	c = cpu_at(cpu_with(d, free ? lowest_cpu(free) : d->served_cpu));
-	if (c)
-		c->pull_from = from + 1;
+	cpu = cpu_with(d, free ? lowest_cpu(free) : d->served_cpu);
+	cpu_at(cpu)->pull_from = from + 1;
 }
 
 /* CPUs of domain @domain_id that tasks of group @group_id may use, as far as that is
@@ -658,8 +671,6 @@ __noinline int look_far(u32 domain_id, u64 free, u64 now)
 	if (d->far == domain_id)
 		d->far = next_domain(d->far);
 	from = domain_at(d->far);
-	if (!from)
-		return 0;
 	if (d->is_short)
 		begin_turns(d->far, from, now);
 	if (!from->is_short || d->turn - d->moved_turn < BALANCE_TURNS)

@@ -195,19 +195,20 @@ static int alarm_rings(void *map, u32 *cpu, struct timer *alarm)
 	struct cpu_state *c = cpu_at(*cpu);
 	s32 pid = p->pid;
 	u64 now = bpf_ktime_get_ns();
-	bool yields, polls;
+	bool yields, polls, asked = c->asked;
 
 	yields = tc && c->yields_pid == pid;
 	/* Not if another class has the vCPU, or this timer came to another CPU. */
 	polls = tc && tc->run_at_ns && c->polls_pid == pid && is_here(*cpu);
 	c->yields_pid = 0;
 	c->polls_pid = 0;
+	c->asked = 0;
 	if (polls)
 		end_polling(c, *cpu, p);
 	if (tc && tc->run_at_ns && obey_cap(p, tc) && !tc->parks)
 		set_alarm(*cpu, CAP_LOOK_NS);
 	if ((yields && gives_way(c, *cpu, tc, pid)) || c->leaves_hook ||
-	    c->samples || (tc && tc->parks))
+	    c->samples || asked || (tc && tc->parks))
 		kick_cpu(*cpu, SCX_KICK_PREEMPT);
 	else if (c->lent_pid)
 		resched(c, *cpu, now);

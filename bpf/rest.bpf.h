@@ -46,6 +46,7 @@ static void end_rest(struct task_ctx *tc)
 	c = cpu_at(on - 1);
 	d = domain_with(on - 1);
 	unmark_quiet(c, d, on - 1);
+	tc->bound_on = 0;
 	c->resting_pid = 0;
 	c->slot = SLOT_BOUND;
 }

@@ -145,7 +145,7 @@ static s32 idle_cpu_for(struct task_struct *p, s32 prev_cpu, u64 wake_flags)
 	s32 cpu;
 
 	/* Where tasks wait in each domain, no CPU is idle elsewhere, as a rule. */
-	if (!d->idle && nr_crowded >= nr_domains)
+	if (!(d->idle & d->cpus) && nr_crowded >= nr_domains)
 		return -EBUSY;
 	cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
 	return is_idle ? cpu : -EBUSY;
@@ -173,9 +173,10 @@ s32 BPF_STRUCT_OPS(cohort_select_cpu, struct task_struct *p, s32 prev_cpu,
  * A task of @e waits, at the CPU @here of @d. If @e has a CPU in this turn that runs
  * somebody else meanwhile, that CPU is told. If it did not wake, @here looks by itself.
  */
-static bool call_cpu(struct entity *e, struct domain *d, u64 here, bool woke,
-		     u64 now)
+static bool call_cpu(struct entity *e, const struct task_ctx *tc, u64 here,
+		     bool woke, u64 now)
 {
+	struct domain *d = domain_at(e->domain);
 	u64 lacks = lacking_cpus(e, d) & ~e->called, bit;
 	s32 cpu;
 
@@ -185,10 +186,11 @@ static bool call_cpu(struct entity *e, struct domain *d, u64 here, bool woke,
 		return false;
 	bit = plan_next(lacks, here, lacks);
 	cpu = cpu_with(d, bit);
-	if (woke && is_free_soon(cpu_at(cpu), e, d, now))
-		return false;
 	__sync_fetch_and_or(&e->called, bit);
-	resched(cpu_at(cpu), cpu, now);
+	if (woke && tc->is_vcpu)
+		pass_on(cpu_at(cpu), cpu, e, d, now);
+	else
+		resched(cpu_at(cpu), cpu, now);
 	return true;
 }
 
@@ -221,7 +223,7 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 			kick_cpu(cpu, SCX_KICK_IDLE);
 	} else if (wake_idle_cpu(p) ||
 		   take_quiet_cpu(e, to.queue, d, bit_of(cpu)) ||
-		   call_cpu(e, d,
+		   call_cpu(e, tc,
 			    to.domain_id == domain_of(cpu) ? bit_of(cpu) : 0,
 			    woke, now)) {
 		return;
@@ -237,7 +239,7 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 		cpu = cpu_outside(d, cpu, e->running, e->cpus);
 	else if (e && waits_for_rest(e, d, g))
 		cpu = cpu_of_resting(e, d, cpu);
-	if (cpu < 0 || (e && is_free_soon(cpu_at(cpu), e, d, now)))
+	if (cpu < 0)
 		return;
 	preempt_for(tc, p->pid, to.queue, g, cpu, vtime, d->present, now);
 }
@@ -263,7 +265,7 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 	}
 	if (enq_flags & SCX_ENQ_WAKEUP)
 		note_woken_by_ipi(tc, now);
-	else if (is_new_vcpu(p, tc))
+	else if (!tc->is_vcpu)
 		find_group(p, tc);
 	if (!tc->ready_at_ns)
 		tc->ready_at_ns = now;
@@ -351,6 +353,9 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 	if (has_to_unpark(d))
 		unpark(domain_id);
 	c->samples = 0;
+	/* The timer could not be started. */
+	if (!d->crowded && d->nr_waiting > 0)
+		begin_turns(domain_id, d, bpf_ktime_get_ns());
 	/* Once: a plan may change it meanwhile. */
 	slot = READ_ONCE(c->slot);
 	if (slot && slot != SLOT_BOUND) {
@@ -362,12 +367,15 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 	if (looks(c, cpu) || follow_hints(c, cpu, waits) || pulls(c, cpu))
 		return;
 	own = prev && (e ? c->entity == slot : slot && c->bound);
-	/* In another's turn nothing is asked of who ran: it is charged as it stops. */
-	if (own || (prev && !waits))
+	if (own)
 		tc = may_go_on(prev, d);
 	if (waits && !(tc && stands_first(c, slot, cpu, tc)) &&
 	    serve_slot(slot, cpu))
 		return;
+	/* In another's turn nothing is asked of who ran, if one of those is there: it is
+	 * charged as it stops. */
+	if (prev && !own)
+		tc = may_go_on(prev, d);
 	if (tc && tc->rests_on && take_next(domain_id, cpu)) {
 		count_effect(MECH_HALTED);
 		return;
@@ -566,6 +574,8 @@ static void enter_cpu(struct task_struct *p, struct task_ctx *tc,
 	c->vtime = tc->vtime;
 	c->run_at_ns = now;
 	c->looked_again = 0;
+	c->sleeps_soon =
+		tc->is_vcpu && tc->runs_for_ns < wake_loan_ns(slice_ns);
 	if (e) {
 		find_cpus(p, tc, e, domain_of(cpu));
 		__sync_fetch_and_or(&e->running, bit_of(cpu));
@@ -665,6 +675,9 @@ static void leave_cpu(struct task_struct *p, struct task_ctx *tc,
 	c->prev_pid = p->pid;
 	c->prev_group = tc->group;
 	c->prev_run_ns = now - tc->run_at_ns;
+	if (tc->is_vcpu)
+		tc->runs_for_ns = wake_runs_for(tc->runs_for_ns, c->prev_run_ns,
+						!runnable);
 	if (tc->rests_on)
 		leave_rest(c, d, cpu, now);
 	/* The next one may have the CPU for a moment already: its dispatch came
@@ -678,6 +691,8 @@ static void leave_cpu(struct task_struct *p, struct task_ctx *tc,
 	c->group = 0;
 	c->entity = 0;
 	c->bound = 0;
+	c->sleeps_soon = 0;
+	c->asked = 0;
 }
 
 /* @tc stops, as it sleeps or although it is @runnable: how long after it woke a sibling

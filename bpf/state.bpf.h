@@ -131,7 +131,7 @@ struct domain {
 	u32 crowded; /* its turns are timed; compare-and-swap */
 	u64 cpus; /* that are online; atomic */
 	u64 bound; /* CPUs for which bound tasks wait; atomic */
-	u64 idle; /* CPUs that are, and some that just were; atomic */
+	u64 idle; /* CPUs that are, as far as the kernel told; atomic */
 	u64 quiet; /* CPUs that run a vCPU that rests; atomic */
 	u64 often; /* CPUs whose vCPU is halted often; atomic */
 	u32 refills; /* of caps, when parked tasks were looked through last */
@@ -224,6 +224,8 @@ struct cpu_state {
 	u64 looked_ns; /* when it had it last */
 	u32 leaves_hook; /* how often the running vCPU was let out of a hook */
 	u32 looked_again; /* idle, as a task waited that it may not run */
+	u32 sleeps_soon; /* the running vCPU does, as a rule */
+	u32 asked; /* somebody whose turn it is waits for that; any CPU */
 	s32 nr_bound; /* tasks that wait for this CPU only; any CPU, atomic */
 	struct hint hints[NR_HINTS]; /* any CPU */
 
@@ -311,6 +313,7 @@ struct task_ctx {
 	u64 handed_at_ns; /* when it woke a sibling by an IPI, since it runs; 0: it did not */
 	u64 halts_after_ns; /* how long after that it halts, as a rule: see
 			       wake_halts_after() */
+	u64 runs_for_ns; /* until it sleeps, as a rule: see wake_runs_for() */
 	u32 yielded; /* a yield was accepted during that spin exit */
 
 	struct signals signals;

@@ -14,19 +14,13 @@ enum {
 	MAX_SIBLINGS = 256, /* waiting ones looked through for one */
 };
 
-/* How many tasks want to run on this CPU, the running one included: those that wait at
- * it, in whichever queue. KVM looks at this number before it polls. */
-static u32 nr_here(void)
+/* Does another task than the one that runs on @c, which is of this CPU, wait at it, in
+ * whichever queue? KVM looks at this number before it polls. */
+static bool somebody_waits_at(const struct cpu_state *c)
 {
 	const struct rq *rq = bpf_this_cpu_ptr(&runqueues);
 
-	return rq->nr_running;
-}
-
-/* Does another task than the one that runs on @c, which is of this CPU, wait at it? */
-static bool somebody_waits_at(const struct cpu_state *c)
-{
-	return nr_here() > !!c->group;
+	return rq->nr_running > !!c->group;
 }
 
 /* Where those wait for whom @cpu, with @slot, is in this turn; 0: it is nobody's. */
@@ -125,10 +119,11 @@ __noinline bool take_allowed(u32 queue, s32 cpu)
 	/* Linux 7.2 checks what timers call as if it could sleep. */
 	bpf_rcu_read_lock();
 	bpf_for_each(scx_dsq, p, queue, 0) {
-		if (moved || ++seen > TAKE_TRIES)
+		if (++seen > TAKE_TRIES)
 			break;
-		if (may_move_to(p, cpu))
-			moved = move_here(BPF_FOR_EACH_ITER, p);
+		moved = may_move_to(p, cpu) && move_here(BPF_FOR_EACH_ITER, p);
+		if (moved)
+			break;
 	}
 	bpf_rcu_read_unlock();
 	return moved;

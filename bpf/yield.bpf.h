@@ -30,6 +30,7 @@ __noinline int find_answerer(s32 pid, s32 to, s32 cpu, struct hint *choice)
 		struct task_ctx *tc;
 		enum ipi_next step;
 		bool allowed;
+		u32 queue;
 
 		if (!next)
 			break;
@@ -40,10 +41,12 @@ __noinline int find_answerer(s32 pid, s32 to, s32 cpu, struct hint *choice)
 		    !ipi_is_open(open_ipi_from(&tc->signals, pid), now,
 				 IPI_WINDOW_NS))
 			break;
-		step = ipi_step(waits_for_cpu(tc), tc->run_at_ns != 0);
+		queue = READ_ONCE(tc->queue);
+		step = ipi_step(queue && !(queue & PARKED_QUEUE),
+				tc->run_at_ns != 0);
 		if (step == IPI_TAKE && allowed) {
 			choice->pid = to;
-			choice->queue = tc->queue;
+			choice->queue = queue;
 			choice->mechanism = MECH_IPI;
 		}
 		if (step != IPI_FOLLOW)

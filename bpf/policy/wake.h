@@ -44,6 +44,17 @@ static inline bool wake_hands_over(u64 average)
 	return average < HAND_OVER_NS;
 }
 
+/*
+ * How long (ns) a vCPU runs until it sleeps, as a rule: @average so far, @ran_ns this
+ * time; or it did not sleep (@sleeps), but was stopped: it would have run on.
+ */
+static inline u64 wake_runs_for(u64 average, u64 ran_ns, bool sleeps)
+{
+	if (sleeps)
+		return (3 * average + ran_ns) / 4;
+	return average > ran_ns ? average : ran_ns;
+}
+
 /* How long (ns) a loan lasts. */
 static inline u64 wake_loan_ns(u64 slice_ns)
 {

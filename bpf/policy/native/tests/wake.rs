@@ -39,6 +39,17 @@ fn loans_take_a_quarter_of_a_cpu_and_short_ones_are_few() {
 }
 
 #[test]
+fn who_is_stopped_would_have_run_on() {
+    let runs_for = |average, ran, sleeps| unsafe { wake_runs_for(average, ran, sleeps) };
+    assert_eq!(runs_for(100_000, 20_000, true), 80_000);
+    assert_eq!(runs_for(100_000, 20_000, false), 100_000);
+    assert_eq!(runs_for(100_000, SLICE, false), SLICE);
+    // It is known again after some sleeps that it sleeps soon.
+    let average = (0..7).fold(SLICE, |average, _| runs_for(average, 20_000, true));
+    assert!(average < unsafe { wake_loan_ns(SLICE) }, "{average}");
+}
+
+#[test]
 fn who_halts_soon_after_its_ipis_hands_its_cpu_over() {
     let halts_after = |average, after, sleeps| unsafe { wake_halts_after(average, after, sleeps) };
     let hands_over = |average| unsafe { wake_hands_over(average) };
