@@ -207,7 +207,7 @@ static void charge(struct task_struct *p, struct task_ctx *tc,
 		return;
 	tc->charged_ns += used_ns;
 	if (tc->halts_on_cpu && p->nr_cpus_allowed == 1)
-		halted_ns = count_halted(p, tc, g, now);
+		halted_ns = count_halted(p, now);
 	task_cost = fair_task_charge(
 		used_ns > halted_ns ? used_ns - halted_ns : 0, p->scx.weight);
 	tc->vtime += task_cost;

@@ -108,17 +108,22 @@ static void begin_count(struct task_ctx *tc, struct domain *d, s32 cpu, u64 now)
 		halt_begins(&tc->halt, now);
 }
 
-/* The vCPU @p, with @tc, of @g, which runs, is asked what it did since it was asked
- * last. Returns how long it was halted, ns. */
-static u64 count_halted(struct task_struct *p, struct task_ctx *tc,
-			struct group *g, u64 now)
+/* The vCPU @p, which runs, is asked what it did since it was asked last. Returns how long
+ * it was halted, ns. */
+__noinline u64 count_halted(struct task_struct *p __arg_trusted, u64 now)
 {
-	u64 elapsed_ns = now - tc->halt.since_ns, halted_ns;
+	struct task_ctx *tc = lookup_task_may_fail(p);
+	struct group *g = tc ? lookup_group(tc->group) : NULL;
 	s32 cpu = scx_bpf_task_cpu(p);
 	struct cpu_state *c = cpu_at(cpu);
 	struct domain *d = domain_with(cpu);
-	bool rests = tc->rests_on;
+	u64 elapsed_ns, halted_ns;
+	bool rests;
 
+	if (!g)
+		return 0;
+	elapsed_ns = now - tc->halt.since_ns;
+	rests = tc->rests_on;
 	if (elapsed_ns < REST_LEAST_NS || !is_here(cpu))
 		return 0;
 	if (!is_on(MECH_HALTED)) {

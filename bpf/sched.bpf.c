@@ -353,9 +353,6 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 	if (has_to_unpark(d))
 		unpark(domain_id);
 	c->samples = 0;
-	/* The timer could not be started. */
-	if (!d->crowded && d->nr_waiting > 0)
-		begin_turns(domain_id, d, bpf_ktime_get_ns());
 	/* Once: a plan may change it meanwhile. */
 	slot = READ_ONCE(c->slot);
 	if (slot && slot != SLOT_BOUND) {
@@ -367,15 +364,14 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 	if (looks(c, cpu) || follow_hints(c, cpu, waits) || pulls(c, cpu))
 		return;
 	own = prev && (e ? c->entity == slot : slot && c->bound);
-	if (own)
+	/* In another's turn nothing is asked of who ran: it is charged as it stops. */
+	if (waits && !own && serve_slot(slot, cpu))
+		return;
+	if (prev)
 		tc = may_go_on(prev, d);
-	if (waits && !(tc && stands_first(c, slot, cpu, tc)) &&
+	if (waits && own && !(tc && stands_first(c, slot, cpu, tc)) &&
 	    serve_slot(slot, cpu))
 		return;
-	/* In another's turn nothing is asked of who ran, if one of those is there: it is
-	 * charged as it stops. */
-	if (prev && !own)
-		tc = may_go_on(prev, d);
 	if (tc && tc->rests_on && take_next(domain_id, cpu)) {
 		count_effect(MECH_HALTED);
 		return;
@@ -755,14 +751,15 @@ void BPF_STRUCT_OPS(cohort_quiescent, struct task_struct *p, u64 deq_flags)
 void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 {
 	s32 cpu = scx_bpf_task_cpu(p);
-	struct domain *d;
+	struct domain *d = domain_with(cpu);
 	struct task_ctx *tc;
 
+	if (!d->crowded && d->nr_waiting > 0)
+		begin_turns_again(domain_of(cpu));
 	/* All others are charged when their slices end. */
 	if (!nr_capped && !halts_seen)
 		return;
 	tc = lookup_task_may_fail(p);
-	d = domain_with(cpu);
 	if (!tc || !tc->run_at_ns)
 		return;
 	charge(p, tc, d, bpf_ktime_get_ns());
