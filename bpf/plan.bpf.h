@@ -31,7 +31,7 @@ static u64 lacking_cpus(const struct entity *e, const struct domain *d)
 
 /* ---- who takes part ---- */
 
-/* One more takes part, if there is room for him among the @n in their order; returns how
+/* One more takes part, if there is room among the @n in their order; returns how
  * many do then. */
 __noinline u32 add_entry(u32 domain_id, u32 n, const struct plan_entry *entry)
 {
