@@ -255,6 +255,13 @@ static struct entity *last_entity(const struct task_ctx *tc)
 	return tc->entity ? lookup_entity(tc->entity) : NULL;
 }
 
+/* The entity whose turn it is where @slot says so; NULL: it is nobody's, or that of tasks
+ * that are bound. */
+static struct entity *entity_in_slot(u32 slot)
+{
+	return slot && slot != SLOT_BOUND ? lookup_entity(slot) : NULL;
+}
+
 /* The entity of @tc's group in @domain_id, which is @tc's from now on; where there is no
  * room for it, that of the root. NULL: not even that. */
 static struct entity *entity_for(struct task_ctx *tc, u32 domain_id)
@@ -337,12 +344,12 @@ static bool is_apart(const struct task_struct *p, const struct task_ctx *tc,
 
 /* ---- waiting ---- */
 
-/* Does @tc wait for a CPU, and not until its cap is refilled? */
-static bool waits_for_cpu(const struct task_ctx *tc)
+/* The queue in which @tc waits for a CPU; 0: it does not, or until its cap is refilled. */
+static u32 queue_for_cpu(const struct task_ctx *tc)
 {
-	u32 queue = tc->queue;
+	u32 queue = READ_ONCE(tc->queue);
 
-	return queue && !(queue & PARKED_QUEUE);
+	return queue & PARKED_QUEUE ? 0 : queue;
 }
 
 /* One more is bound to @c, of @cpu in @d, and waits. */

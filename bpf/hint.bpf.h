@@ -169,12 +169,9 @@ static bool may_be_lent(const struct cpu_state *c, u64 now)
  * that task, or who goes on there after a moment. */
 static u64 lender_vtime(const struct cpu_state *c, const struct group *running)
 {
-	struct entity *e = NULL;
-	struct group *g;
+	struct entity *e = c->lent_pid ? entity_in_slot(c->slot) : NULL;
+	struct group *g = e ? lookup_group(e->group) : NULL;
 
-	if (c->lent_pid && c->slot && c->slot != SLOT_BOUND)
-		e = lookup_entity(c->slot);
-	g = e ? lookup_group(e->group) : NULL;
 	if (g)
 		return g->vtime;
 	return c->bound ? c->bound_vtime + c->bound_offset : running->vtime;
@@ -228,15 +225,13 @@ static void resume_loan(struct task_ctx *tc, s32 pid, u32 queue, s32 cpu,
 		.reason = HINT_LOAN,
 		.mechanism = MECH_WAKE,
 	};
-	struct cpu_state *c;
 
 	if (!vtime_before(now, tc->lent_until_ns) ||
 	    tc->resumes >= LOAN_RESUMES)
 		return;
-	c = cpu_at(cpu);
 	tc->resumes++;
 	hint.until_ns = now + wake_loan_ns(slice_ns);
-	give_hint(c, &hint);
+	give_hint(cpu_at(cpu), &hint);
 }
 
 /* Why the woken @tc, of @g, which stands at @vtime among groups, is to have @c, which
@@ -257,6 +252,7 @@ static __always_inline u32 reason_to_preempt(const struct task_ctx *tc,
 	if (c->rests)
 		return HINT_WAKE;
 	at = running_vtime(c, running, now);
+	/* The margin may take long to find out. */
 	if (vtime_before(vtime, at) &&
 	    fair_preempts(vtime, at,
 			  preempting_margin(tc, g, running->share, now)))

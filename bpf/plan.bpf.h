@@ -236,9 +236,10 @@ static bool sleeps_often(const struct entity *e, const struct domain *d)
 }
 
 /*
- * A vCPU of @e is to run on @c, of @cpu in @d, whose turn it is there: at once; or if its
- * VM's sleep often, and the vCPU that runs there sleeps soon as a rule, when that does or
- * has had a moment. Where all interrupt each other, each switch is paid for twice.
+ * Somebody else is to run on @c, of @cpu in @d: at once. But a vCPU of @e (NULL: it is
+ * none), if its VM's sleep often, waits for one that sleeps soon as a rule, until that
+ * does or has had a moment. Where all interrupt each other, each switch is paid for
+ * twice.
  */
 static void pass_on(struct cpu_state *c, s32 cpu, const struct entity *e,
 		    const struct domain *d, u64 now)
@@ -246,7 +247,7 @@ static void pass_on(struct cpu_state *c, s32 cpu, const struct entity *e,
 	u64 ran_ns = ns_since(c->run_at_ns, now);
 	u64 moment_ns = wake_loan_ns(slice_ns);
 
-	if (c->sleeps_soon && !c->lent_pid && ran_ns < moment_ns &&
+	if (e && c->sleeps_soon && !c->lent_pid && ran_ns < moment_ns &&
 	    sleeps_often(e, d)) {
 		c->asked = 1;
 		if (set_alarm(cpu, moment_ns - ran_ns))
@@ -436,20 +437,6 @@ static bool has_to_change(const struct cpu_state *c)
 	return e && e->nr_waiting > 0;
 }
 
-/* @c, of @cpu in @d, has to run somebody else. */
-static void follow_slot(struct cpu_state *c, s32 cpu, const struct domain *d,
-			u64 now)
-{
-	struct entity *e = NULL;
-
-	if (c->slot && c->slot != SLOT_BOUND && !c->pull_from)
-		e = lookup_entity(c->slot);
-	if (e)
-		pass_on(c, cpu, e, d, now);
-	else
-		resched(c, cpu, now);
-}
-
 /* The plan of domain @domain_id is made: its CPUs follow it. */
 __noinline int follow_plan(u32 domain_id, u64 now)
 {
@@ -464,7 +451,9 @@ __noinline int follow_plan(u32 domain_id, u64 now)
 		if (has_to_look(c, now))
 			look_at_resting(c, cpu);
 		else if (has_to_change(c))
-			follow_slot(c, cpu, d, now);
+			pass_on(c, cpu,
+				c->pull_from ? NULL : entity_in_slot(c->slot),
+				d, now);
 		else if (c->slot)
 			d->nr_kept++;
 	}
@@ -609,13 +598,6 @@ static void begin_turns(u32 domain_id, struct domain *d, u64 now)
 		d->present = host_present;
 	if (!time_turn(domain_id, d, now))
 		stop_turns(d);
-}
-
-/* The same, as that failed. */
-__noinline int begin_turns_again(u32 domain_id)
-{
-	begin_turns(domain_id, domain_at(domain_id), bpf_ktime_get_ns());
-	return 0;
 }
 
 /* ---- other domains ---- */

@@ -43,8 +43,7 @@ static void end_polling(const struct cpu_state *c, s32 cpu,
 			struct task_struct *p)
 {
 	u32 slot = READ_ONCE(c->slot);
-	struct entity *e =
-		slot && slot != SLOT_BOUND ? lookup_entity(slot) : NULL;
+	struct entity *e = entity_in_slot(slot);
 
 	if (somebody_waits_at(c) || !is_polling(p))
 		return;

@@ -187,10 +187,7 @@ static bool call_cpu(struct entity *e, const struct task_ctx *tc, u64 here,
 	bit = plan_next(lacks, here, lacks);
 	cpu = cpu_with(d, bit);
 	__sync_fetch_and_or(&e->called, bit);
-	if (woke && tc->is_vcpu)
-		pass_on(cpu_at(cpu), cpu, e, d, now);
-	else
-		resched(cpu_at(cpu), cpu, now);
+	pass_on(cpu_at(cpu), cpu, woke && tc->is_vcpu ? e : NULL, d, now);
 	return true;
 }
 
@@ -265,7 +262,7 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 	}
 	if (enq_flags & SCX_ENQ_WAKEUP)
 		note_woken_by_ipi(tc, now);
-	else if (!tc->is_vcpu)
+	else if (!tc->is_vcpu) /* of a woken one, ops.runnable() did it */
 		find_group(p, tc);
 	if (!tc->ready_at_ns)
 		tc->ready_at_ns = now;
@@ -311,7 +308,7 @@ static bool stands_first(const struct cpu_state *c, u32 slot, s32 cpu,
 /* Run one of those that wait for whom @cpu, with @slot, is in this turn. */
 __noinline bool serve_slot(u32 slot, s32 cpu)
 {
-	struct entity *e = slot == SLOT_BOUND ? NULL : lookup_entity(slot);
+	struct entity *e = entity_in_slot(slot);
 
 	return e ? take_of(e, slot, cpu, turn_length(domain_with(cpu)))
 		 : take_bound(cpu);
@@ -343,7 +340,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 	u32 domain_id = domain_of(cpu), slot;
 	struct domain *d = domain_at(domain_id);
 	struct task_ctx *tc = NULL;
-	struct entity *e = NULL;
+	struct entity *e;
 	bool waits, own;
 
 	if (prev && !(prev->scx.flags & SCX_TASK_QUEUED))
@@ -355,11 +352,7 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 	c->samples = 0;
 	/* Once: a plan may change it meanwhile. */
 	slot = READ_ONCE(c->slot);
-	if (slot && slot != SLOT_BOUND) {
-		e = lookup_entity(slot);
-		if (!e)
-			return;
-	}
+	e = entity_in_slot(slot);
 	waits = (e ? e->nr_waiting : slot ? c->nr_bound : 0) > 0;
 	if (looks(c, cpu) || follow_hints(c, cpu, waits) || pulls(c, cpu))
 		return;
@@ -754,8 +747,9 @@ void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 	struct domain *d = domain_with(cpu);
 	struct task_ctx *tc;
 
+	/* Their timer could not be started. */
 	if (!d->crowded && d->nr_waiting > 0)
-		begin_turns_again(domain_of(cpu));
+		begin_turns(domain_of(cpu), d, bpf_ktime_get_ns());
 	/* All others are charged when their slices end. */
 	if (!nr_capped && !halts_seen)
 		return;

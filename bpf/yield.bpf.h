@@ -41,9 +41,8 @@ __noinline int find_answerer(s32 pid, s32 to, s32 cpu, struct hint *choice)
 		    !ipi_is_open(open_ipi_from(&tc->signals, pid), now,
 				 IPI_WINDOW_NS))
 			break;
-		queue = READ_ONCE(tc->queue);
-		step = ipi_step(queue && !(queue & PARKED_QUEUE),
-				tc->run_at_ns != 0);
+		queue = queue_for_cpu(tc);
+		step = ipi_step(queue, tc->run_at_ns != 0);
 		if (step == IPI_TAKE && allowed) {
 			choice->pid = to;
 			choice->queue = queue;
@@ -117,9 +116,10 @@ static s32 answer_offer(struct task_struct *from, struct task_ctx *giver,
 			struct group *g, s32 cpu, struct hint *choice)
 {
 	bool begins = turn_begins(giver, bpf_ktime_get_ns());
+	u32 queue = queue_for_cpu(taker);
 	struct yield_offer offer = {
 		.sibling = giver->group == taker->group && is_vm(g),
-		.ready = waits_for_cpu(taker) && !begins,
+		.ready = queue && !begins,
 		.allowed = bpf_cpumask_test_cpu(cpu, to->cpus_ptr),
 		.throttled = is_throttled(taker->cgroup_group),
 	};
@@ -127,7 +127,7 @@ static s32 answer_offer(struct task_struct *from, struct task_ctx *giver,
 
 	if (verdict == YIELD_ACCEPT) {
 		choice->pid = to->pid;
-		choice->queue = taker->queue;
+		choice->queue = queue;
 		choice->mechanism = MECH_YIELD;
 	}
 	if (is_vm(g) && !offer.throttled && !begins)
