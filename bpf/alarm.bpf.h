@@ -14,10 +14,7 @@ enum {
 
 static bool set_alarm(s32 cpu, u64 after_ns)
 {
-	struct timer *alarm = lookup_alarm(cpu);
-
-	return alarm &&
-	       !bpf_timer_start(&alarm->timer, after_ns, BPF_F_TIMER_CPU_PIN);
+	return start_timer(lookup_alarm(cpu), after_ns, BPF_F_TIMER_CPU_PIN);
 }
 
 /* @c, of @cpu, is to look again what it runs: at once, or when who just woke there has

@@ -313,16 +313,16 @@ static void adopt_cpus(struct entity *e, u64 cpus)
 	__sync_lock_test_and_set(&e->adopting, 0);
 }
 
-/* Finds where @p, which is about to count in @e, may run in domain @domain_id. If @e
- * has no task it is for these CPUs then. */
+/* Finds where @p, which is about to count in @e, may run in the domain of that. If @e has
+ * no task it is for these CPUs then. */
 static void find_cpus(struct task_struct *p, struct task_ctx *tc,
-		      struct entity *e, u32 domain_id)
+		      struct entity *e)
 {
 	struct group *g;
 
-	if (tc->cpus_domain != domain_id + 1) {
-		tc->cpus = cpus_of(p, domain_id);
-		tc->cpus_domain = domain_id + 1;
+	if (tc->cpus_domain != e->domain + 1) {
+		tc->cpus = cpus_of(p, e->domain);
+		tc->cpus_domain = e->domain + 1;
 	}
 	if (e->cpus == tc->cpus || has_tasks(e) || p->nr_cpus_allowed == 1)
 		return;

@@ -1,6 +1,7 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * CPUs are told to look again what they run.
+ * Kicks, by which CPUs are told to look again what they run, and timers: what a CPU that
+ * goes offline must not start any more.
  */
 #ifndef COHORT_KICK_BPF_H
 #define COHORT_KICK_BPF_H
@@ -25,6 +26,14 @@ __noinline int kick_cpu(s32 cpu, u64 flags)
 	if (is_online_here())
 		scx_bpf_kick_cpu(cpu, flags);
 	return 0;
+}
+
+/* @timer ends after @after_ns. False: it cannot be started from here, as the kernel has
+ * no memory or this CPU goes offline. */
+static bool start_timer(struct timer *timer, u64 after_ns, u64 flags)
+{
+	return timer && is_online_here() &&
+	       !bpf_timer_start(&timer->timer, after_ns, flags);
 }
 
 #endif /* COHORT_KICK_BPF_H */

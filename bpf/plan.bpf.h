@@ -553,15 +553,11 @@ __noinline u32 gather_entities(u32 domain_id, u32 n, u64 now)
 
 /* ---- when ---- */
 
-/* The turn of @d, domain @domain_id, which goes on at @now, is timed. False: a timer
- * cannot be started from here, as the kernel has no memory or this CPU goes offline. */
-static bool time_turn(u32 domain_id, const struct domain *d, u64 now)
+/* The turn of @d, which goes on at @now, is timed, unless no timer can be started. */
+static bool time_turn(const struct domain *d, u64 now)
 {
-	struct timer *timer = lookup_turn_timer(domain_id);
-
-	return timer && is_online_here() &&
-	       !bpf_timer_start(&timer->timer, turn_left(now, turn_length(d)),
-				0);
+	return start_timer(lookup_turn_timer(d->id),
+			   turn_left(now, turn_length(d)), 0);
 }
 
 /* The turns of @d are not timed any more. Once, as plan_here() may start a timer too. */
@@ -583,12 +579,11 @@ static void plan_here(struct domain *d, const struct cpu_state *c, s32 cpu,
 	     d->resting & bit_of(d->timed_on)))
 		return;
 	d->timed_on = cpu;
-	time_turn(domain_of(cpu), d, now);
+	time_turn(d, now);
 }
 
-/* Tasks wait in @d, domain @domain_id: its turns are timed, or who waits next tries
- * again. */
-static void begin_turns(u32 domain_id, struct domain *d, u64 now)
+/* Tasks wait in @d: its turns are timed, or who waits next tries again. */
+static void begin_turns(struct domain *d, u64 now)
 {
 	if (d->crowded || __sync_val_compare_and_swap(&d->crowded, 0, 1))
 		return;
@@ -596,7 +591,7 @@ static void begin_turns(u32 domain_id, struct domain *d, u64 now)
 	/* It stood still while nobody waited here. */
 	if (vtime_before(d->present, host_present))
 		d->present = host_present;
-	if (!time_turn(domain_id, d, now))
+	if (!time_turn(d, now))
 		stop_turns(d);
 }
 
@@ -618,16 +613,16 @@ static bool is_worth_moving(const struct domain *d, const struct domain *from,
 	return vtime_before(from->left_vtime + margin, d->served_vtime);
 }
 
-/* The group that domain @from left out comes to @d, domain @domain_id: a VM as a whole,
- * when its tasks begin to wait the next time; of another group one task now. */
-static void move_here_from(struct domain *d, u32 domain_id, u32 from,
-			   struct group *g, u64 free)
+/* The group @g that domain @from left out comes to @d: a VM as a whole, when its tasks
+ * begin to wait the next time; of another group one task now. */
+static void move_here_from(struct domain *d, u32 from, struct group *g,
+			   u64 free)
 {
 	s32 cpu;
 
 	d->moved_turn = d->turn;
 	if (g->home) {
-		set_home(g, g->home, domain_id + 1);
+		set_home(g, g->home, d->id + 1);
 		count(&host_stats.stolen);
 		return;
 	}
@@ -661,7 +656,7 @@ __noinline int look_far(u32 domain_id, u64 free, u64 now)
 		d->far = next_domain(d->far);
 	from = domain_at(d->far);
 	if (d->is_short)
-		begin_turns(d->far, from, now);
+		begin_turns(from, now);
 	if (!from->is_short || d->turn - d->moved_turn < BALANCE_TURNS)
 		return 0;
 	g = lookup_group(from->left_group);
@@ -671,27 +666,26 @@ __noinline int look_far(u32 domain_id, u64 free, u64 now)
 	free &= usable_cpus(from->left_group, domain_id);
 	idle = cpus_in(free) >= (g->home ? plan_rule(g->mean_width) : 1);
 	if (is_worth_moving(d, from, g, idle, now))
-		move_here_from(d, domain_id, d->far, g, free);
+		move_here_from(d, d->far, g, free);
 	return 0;
 }
 
-/* Make the plan of domain @domain_id for the turn that begins at @now. */
-static void make_plan(u32 domain_id, u64 now)
+/* Make the plan of @d for the turn that begins at @now. */
+static void make_plan(struct domain *d, u64 now)
 {
-	struct domain *d = domain_at(domain_id);
+	u32 id = d->id, n;
 	u64 free;
-	u32 n;
 
 	set_turn_length(d);
 	d->turn++;
 	d->planned_ns = now;
-	n = begin_plan(domain_id, now);
-	n = gather_entities(domain_id, n, now);
-	free = serve_entries(domain_id, n, d->cpus);
+	n = begin_plan(id, now);
+	n = gather_entities(id, n, now);
+	free = serve_entries(id, n, d->cpus);
 	d->nr_entries = n;
-	end_plan(domain_id, n, now);
-	look_far(domain_id, free, now);
-	follow_plan(domain_id, now);
+	end_plan(id, n, now);
+	look_far(id, free, now);
+	follow_plan(id, now);
 }
 
 /* Does somebody wait for a CPU of @d, or is one left out in another domain, who may
@@ -701,36 +695,33 @@ static bool is_crowded(const struct domain *d)
 	return d->nr_waiting > 0 || nr_short;
 }
 
-/* Nobody competes for the CPUs of domain @domain_id any more: they are nobody's. */
-static void drop_plan(u32 domain_id, u64 now)
+/* Nobody competes for the CPUs of @d any more: they are nobody's. */
+static void drop_plan(struct domain *d, u64 now)
 {
-	struct domain *d = domain_at(domain_id);
-
 	d->turn++;
 	d->nr_entries = 0;
 	d->halvings = 0;
 	d->nr_kept = 0;
-	begin_plan(domain_id, now);
+	begin_plan(d->id, now);
 }
 
 static int turn_ends(void *map, u32 *key, struct timer *timer)
 {
-	u32 domain_id = *key;
-	struct domain *d = domain_at(domain_id);
+	struct domain *d = domain_at(*key);
 	u64 now = bpf_ktime_get_ns();
 
 	d->timed_on = bpf_get_smp_processor_id();
 	if (is_crowded(d)) {
-		make_plan(domain_id, now);
-		if (time_turn(domain_id, d, now))
+		make_plan(d, now);
+		if (time_turn(d, now))
 			return 0;
 	} else {
-		drop_plan(domain_id, now);
+		drop_plan(d, now);
 	}
 	stop_turns(d);
 	/* Who comes to wait counts first, and looks at this then. */
 	if (d->nr_waiting > 0)
-		begin_turns(domain_id, d, now);
+		begin_turns(d, now);
 	return 0;
 }
 

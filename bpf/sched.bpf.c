@@ -220,12 +220,11 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 			kick_cpu(cpu, SCX_KICK_IDLE);
 	} else if (wake_idle_cpu(p) ||
 		   take_quiet_cpu(e, to.queue, d, bit_of(cpu)) ||
-		   call_cpu(e, tc,
-			    to.domain_id == domain_of(cpu) ? bit_of(cpu) : 0,
+		   call_cpu(e, tc, d == domain_with(cpu) ? bit_of(cpu) : 0,
 			    woke, now)) {
 		return;
 	}
-	if (to.domain_id != domain_of(cpu))
+	if (d != domain_with(cpu))
 		return;
 	if (!woke) {
 		resume_loan(tc, p->pid, to.queue, cpu, now);
@@ -267,7 +266,7 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 	if (!tc->ready_at_ns)
 		tc->ready_at_ns = now;
 	if (has_to_park(p, tc, enq_flags & SCX_ENQ_WAKEUP))
-		park(p, tc, domain_of(cpu), enq_flags, now);
+		park(p, tc, domain_with(cpu), enq_flags, now);
 	else
 		wait_for_cpu(p, tc, cpu, enq_flags, now);
 }
@@ -314,13 +313,11 @@ __noinline bool serve_slot(u32 slot, s32 cpu)
 		 : take_bound(cpu);
 }
 
-/* @c, of @cpu in domain @domain_id, takes a task from elsewhere than its slot. */
-static bool fill_in(const struct cpu_state *c, s32 cpu, struct domain *d,
-		    u32 domain_id)
+/* @c, of @cpu in @d, takes a task from elsewhere than its slot. */
+static bool fill_in(const struct cpu_state *c, s32 cpu, struct domain *d)
 {
-	return (!only_rests(c) && take_bound(cpu)) ||
-	       take_next(domain_id, cpu) || take_bound(cpu) ||
-	       pull_from_any(d, domain_id, cpu);
+	return (!only_rests(c) && take_bound(cpu)) || take_next(d->id, cpu) ||
+	       take_bound(cpu) || pull_from_any(d, cpu);
 }
 
 /* CPU @cpu is to take a task from another domain, once. */
@@ -337,18 +334,18 @@ static bool pulls(struct cpu_state *c, s32 cpu)
 void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 {
 	struct cpu_state *c = cpu_at(cpu);
-	u32 domain_id = domain_of(cpu), slot;
-	struct domain *d = domain_at(domain_id);
+	struct domain *d = domain_with(cpu);
 	struct task_ctx *tc = NULL;
 	struct entity *e;
 	bool waits, own;
+	u32 slot;
 
 	if (prev && !(prev->scx.flags & SCX_TASK_QUEUED))
 		prev = NULL; /* it sleeps */
 	if (leaves_hook(c, cpu, prev))
 		return;
 	if (has_to_unpark(d))
-		unpark(domain_id);
+		unpark(d->id);
 	c->samples = 0;
 	/* Once: a plan may change it meanwhile. */
 	slot = READ_ONCE(c->slot);
@@ -365,12 +362,12 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 	if (waits && own && !(tc && stands_first(c, slot, cpu, tc)) &&
 	    serve_slot(slot, cpu))
 		return;
-	if (tc && tc->rests_on && take_next(domain_id, cpu)) {
+	if (tc && tc->rests_on && take_next(d->id, cpu)) {
 		count_effect(MECH_HALTED);
 		return;
 	}
 	if (!tc) {
-		fill_in(c, cpu, d, domain_id);
+		fill_in(c, cpu, d);
 		return;
 	}
 	c->lent_pid = 0;
@@ -566,7 +563,7 @@ static void enter_cpu(struct task_struct *p, struct task_ctx *tc,
 	c->sleeps_soon =
 		tc->is_vcpu && tc->runs_for_ns < wake_loan_ns(slice_ns);
 	if (e) {
-		find_cpus(p, tc, e, domain_of(cpu));
+		find_cpus(p, tc, e);
 		__sync_fetch_and_or(&e->running, bit_of(cpu));
 	}
 	c->bound = !e || is_apart(p, tc, e);
@@ -749,7 +746,7 @@ void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
 
 	/* Their timer could not be started. */
 	if (!d->crowded && d->nr_waiting > 0)
-		begin_turns(domain_of(cpu), d, bpf_ktime_get_ns());
+		begin_turns(d, bpf_ktime_get_ns());
 	/* All others are charged when their slices end. */
 	if (!nr_capped && !halts_seen)
 		return;
@@ -958,6 +955,7 @@ static s32 init_domain(u32 id)
 
 	if (!timer)
 		return -EINVAL;
+	domain_at(id)->id = id;
 	err = bpf_timer_init(&timer->timer, &turns, CLOCK_MONOTONIC);
 	if (err)
 		return err;

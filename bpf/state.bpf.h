@@ -123,6 +123,7 @@ struct plan_entry {
 /* CPUs with one last-level cache, DOMAIN_CPUS at most. Written by its plan unless said
  * otherwise, in the callback of its timer: one CPU at a time. */
 struct domain {
+	u32 id; /* its index; set at the start */
 	u32 nr_listed; /* in its tree; under the lock of that, read without */
 	s32 nr_waiting; /* tasks that wait for one of its CPUs; atomic */
 	u32 waited_last; /* the entity in which one began to wait last; any CPU */

@@ -301,7 +301,7 @@ static bool pull(u32 from, s32 cpu)
 }
 
 /* This CPU, of @d, has nothing to do: whoever waits in another domain. */
-static bool pull_from_any(struct domain *d, u32 domain_id, s32 cpu)
+static bool pull_from_any(struct domain *d, s32 cpu)
 {
 	u32 i, from = d->far;
 
@@ -309,7 +309,7 @@ static bool pull_from_any(struct domain *d, u32 domain_id, s32 cpu)
 		return false;
 	bpf_for(i, 0, nr_domains) {
 		from = next_domain(from);
-		if (from != domain_id && pull(from, cpu)) {
+		if (from != d->id && pull(from, cpu)) {
 			d->far = from;
 			return true;
 		}

@@ -15,7 +15,6 @@ enum {
 /* Where a task waits. */
 struct place {
 	u32 queue;
-	u32 domain_id;
 	struct domain *d;
 	struct entity *e; /* NULL: it is bound to its CPU */
 	u64 key; /* virtual time, by which the queue is ordered */
@@ -89,11 +88,11 @@ static bool wait_together(struct task_struct *p, struct task_ctx *tc,
 	/* One in the middle of a hook cannot move. */
 	if (is_migration_disabled(p))
 		return false;
-	e = entity_for(tc, to->domain_id);
+	e = entity_for(tc, to->d->id);
 	if (!e)
 		return false;
 	of_group = e->group;
-	find_cpus(p, tc, e, to->domain_id);
+	find_cpus(p, tc, e);
 	__sync_fetch_and_add(&e->nr_waiting, 1);
 	/* It may just have been given back. */
 	if (e->state == ENTITY_FREE || e->group != of_group ||
@@ -155,12 +154,10 @@ static void wait_bound(struct task_ctx *tc, s32 cpu, struct place *to)
 static void choose_place(struct task_struct *p, struct task_ctx *tc,
 			 struct group *g, s32 cpu, struct place *to)
 {
-	to->domain_id = waiting_domain(p, g, domain_of(cpu));
-	to->d = domain_at(to->domain_id);
+	to->d = domain_at(waiting_domain(p, g, domain_of(cpu)));
 	if (wait_together(p, tc, g, cpu, to))
 		return;
-	to->domain_id = domain_of(cpu);
-	to->d = domain_at(to->domain_id);
+	to->d = domain_with(cpu);
 	wait_bound(tc, cpu, to);
 }
 
@@ -169,7 +166,7 @@ static void note_waiting(const struct place *at, struct group *g, u64 now)
 {
 	if (at->e)
 		wake_entity(at->queue, at->e, g->vtime, now);
-	begin_turns(at->domain_id, at->d, now);
+	begin_turns(at->d, now);
 }
 
 /* ---- caps ---- */
@@ -182,15 +179,13 @@ static bool has_to_unpark(const struct domain *d)
 }
 
 /* @p waits until its cap is refilled. */
-static void park(struct task_struct *p, struct task_ctx *tc, u32 domain_id,
+static void park(struct task_struct *p, struct task_ctx *tc, struct domain *d,
 		 u64 enq_flags, u64 now)
 {
-	struct domain *d = domain_at(domain_id);
-
 	__sync_fetch_and_add(&d->nr_parked, 1);
 	tc->parked_at_ns = now;
-	tc->queue = PARKED_QUEUE | domain_id;
-	scx_bpf_dsq_insert(p, PARKED_QUEUE | domain_id, slice_ns, enq_flags);
+	tc->queue = PARKED_QUEUE | d->id;
+	scx_bpf_dsq_insert(p, tc->queue, slice_ns, enq_flags);
 	/* The refill may have come between. */
 	if (!is_throttled(tc->cgroup_group))
 		wake_parked();
