@@ -70,7 +70,7 @@ enum yield_miss {
 
 /*
  * Counters of one group since it was created. Written by BPF with atomic adds,
- * read by Rust. Only vCPUs count in wakeups, migrations, stacked_ns.
+ * read by Rust. What any scheduler does to a vCPU is not here: the observer counts it.
  */
 struct group_stats {
 	u64 run_ns; /* CPU time used by all its tasks */
@@ -84,22 +84,14 @@ struct group_stats {
 	u64 yields_served; /* of those the target ran next */
 	u64 yields_missed[NR_YIELD_MISS];
 	u64 yields_better; /* of those ready: another sibling than KVM's */
-	u64 spin_exits; /* a vCPU left the guest because it executes PAUSE */
 	u64 ipis; /* fixed IPIs from one vCPU to one sibling */
-	u64 ipis_to_ready; /* of which the receiver waited for a CPU */
 	u64 ipis_answered; /* of which the end was seen */
-	u64 ipi_to_run[NR_BUCKETS]; /* from an IPI to a ready receiver until
-				       that ran: bucket i holds less than 2^i us
-				       and, but for 0, at least 2^(i-1) us */
-	u64 wakeups; /* from halted (or any sleep) to runnable */
-	u64 migrations; /* started on another CPU than it last ran on */
-	u64 stacked_ns; /* ready behind a sibling on one CPU although another
-			   CPU of its domain ran no sibling */
 	u64 turns; /* turns in which it wanted several CPUs */
 	u64 turns_partial; /* of which not all CPUs that the plan gave it
 			      ran it */
 	u64 turn_skew[NR_BUCKETS]; /* of the others, from the turn's begin
-				      until all did; buckets as above */
+				      until all did: bucket i holds less than
+				      2^i us and, but for 0, at least 2^(i-1) us */
 };
 
 /* What Rust reads of a group: the head of the BPF side's struct group. */

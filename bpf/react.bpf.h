@@ -17,13 +17,6 @@ static struct task_ctx *vcpu_ctx(struct task_struct *p)
 	return tc && tc->is_vcpu ? tc : NULL;
 }
 
-/* An IPI waits since @now for the vCPU @tc of @g, as that waits for a CPU. */
-static void ipi_waits_for_cpu(struct task_ctx *tc, struct group *g, u64 now)
-{
-	wait_begins(&tc->signals.ipi_waits_ns, now);
-	count(&g->info.stats.ipis_to_ready);
-}
-
 /*
  * The IPI is for thread @pid, which waits in @queue while siblings have CPUs: it has
  * one of these, but not the sender's. By itself KVM offers nothing until the sender has
@@ -89,26 +82,10 @@ static void on_ipi(struct task_struct *p, struct kvm_vcpu___kvm *vcpu,
 	open_ipi(&tc->signals, p->pid, &receiver->signals, to, vector, now);
 	count(&g->info.stats.ipis);
 	queue = receiver->queue;
-	if (!queue)
-		return;
-	ipi_waits_for_cpu(receiver, g, now);
 	/* One that is halted is woken by this, and as a rule nobody spins for it.
 	 * pipe-4x4 does 1.59 so, and 1.24 if a sibling has to leave its CPU. */
-	if (!is_halted(vcpu))
+	if (queue && !is_halted(vcpu))
 		run_receiver(queue, to, now);
-}
-
-/* @tc woke at @now and waits for a CPU: if an IPI woke it, that was seen before it was
- * delivered. */
-static void note_woken_by_ipi(struct task_ctx *tc, u64 now)
-{
-	struct group *g;
-
-	if (!tc->is_vcpu || !has_open_ipi(&tc->signals, now, IPI_WINDOW_NS))
-		return;
-	g = lookup_group(tc->group);
-	if (g)
-		ipi_waits_for_cpu(tc, g, now);
 }
 
 /* The running vCPU has handled an interrupt of @vector, whoever sent it. */
@@ -157,14 +134,9 @@ static void forget_unseen_ipis(struct task_ctx *tc)
 static void on_spin(struct task_struct *p)
 {
 	struct task_ctx *tc = lookup_task_may_fail(p);
-	struct group *g;
 
-	if (!tc)
-		return;
-	tc->yielded = 0;
-	g = lookup_group(tc->group);
-	if (g)
-		count(&g->info.stats.spin_exits);
+	if (tc)
+		tc->yielded = 0;
 }
 
 /* KVM went round all siblings. If it found nobody, somebody may be ready all the

@@ -259,9 +259,8 @@ void BPF_STRUCT_OPS(cohort_enqueue, struct task_struct *p, u64 enq_flags)
 				   enq_flags | SCX_ENQ_PREEMPT);
 		return;
 	}
-	if (enq_flags & SCX_ENQ_WAKEUP)
-		note_woken_by_ipi(tc, now);
-	else if (!tc->is_vcpu) /* of a woken one, ops.runnable() did it */
+	/* Of one that woke, ops.runnable() did it. */
+	if (!(enq_flags & SCX_ENQ_WAKEUP) && !tc->is_vcpu)
 		find_group(p, tc);
 	if (!tc->ready_at_ns)
 		tc->ready_at_ns = now;
@@ -458,7 +457,6 @@ bool BPF_STRUCT_OPS(cohort_yield, struct task_struct *from,
 void BPF_STRUCT_OPS(cohort_runnable, struct task_struct *p, u64 enq_flags)
 {
 	struct task_ctx *tc = lookup_task_may_fail(p);
-	struct group *g;
 
 	if (!tc)
 		return;
@@ -470,11 +468,6 @@ void BPF_STRUCT_OPS(cohort_runnable, struct task_struct *p, u64 enq_flags)
 		tc->is_runnable = 1;
 		group_runnable(tc->group, tc, 1);
 	}
-	if (!tc->is_vcpu || !tc->woke)
-		return;
-	g = lookup_group(tc->group);
-	if (g)
-		count(&g->info.stats.wakeups);
 }
 
 /* vCPU @tid, which has a CPU again, was kept from running as @by says. */
@@ -493,47 +486,29 @@ static void note_waits(s32 tid, const struct vcpu_waits *by)
 	waits->resting_ns += by->resting_ns;
 }
 
-/* How long the vCPU @tc of @g, thread @pid, waited: behind a sibling that ran on @c? */
-static void account_vcpu(s32 pid, struct task_ctx *tc, struct group *g,
-			 struct cpu_state *c, s32 cpu, u64 waited_ns)
+/* The task @tc of @g, thread @pid, got a CPU: how long it waited, and for what. */
+static void account_wait(s32 pid, struct task_ctx *tc, struct group *g, u64 now)
 {
-	struct domain *d = domain_with(cpu);
-	u64 behind_ns = c->prev_run_ns, ready_ns = waited_ns - tc->throttled_ns;
+	u64 waited_ns = tc->ready_at_ns ? ns_since(tc->ready_at_ns, now) : 0;
 	struct vcpu_waits by = { .capped_ns = tc->throttled_ns };
 
+	tc->ready_at_ns = 0;
+	tc->throttled_ns = 0;
+	__sync_fetch_and_add(&g->info.stats.waited_ns, waited_ns);
+	if (!tc->is_vcpu)
+		return;
+	if (by.capped_ns > waited_ns)
+		by.capped_ns = waited_ns;
+	waited_ns -= by.capped_ns;
 	/* Nobody else saw that it woke meanwhile. */
 	if (tc->rests_on) {
-		by.resting_ns = ready_ns;
-		ready_ns = 0;
+		by.resting_ns = waited_ns;
+		waited_ns = 0;
 	}
 	note_waits(pid, &by);
 	if (by.capped_ns)
 		__sync_fetch_and_add(&g->info.stats.throttled_ns, by.capped_ns);
-	__sync_fetch_and_add(&g->info.stats.ready_ns, ready_ns);
-	if (tc->last_cpu >= 0 && tc->last_cpu != cpu)
-		count(&g->info.stats.migrations);
-	if (c->prev_group != tc->group || c->prev_pid == pid ||
-	    cpus_in(d->cpus) <=
-		    fair_nr_running(g->running) + g->nr_apart_running)
-		return;
-	if (behind_ns > waited_ns)
-		behind_ns = waited_ns;
-	__sync_fetch_and_add(&g->info.stats.stacked_ns, behind_ns);
-}
-
-/* A task got a CPU: how long it waited. */
-static void account_wait(struct task_struct *p, struct task_ctx *tc,
-			 struct group *g, struct cpu_state *c, s32 cpu, u64 now)
-{
-	u64 waited_ns = tc->ready_at_ns ? ns_since(tc->ready_at_ns, now) : 0;
-
-	if (tc->throttled_ns > waited_ns)
-		tc->throttled_ns = waited_ns;
-	__sync_fetch_and_add(&g->info.stats.waited_ns, waited_ns);
-	if (tc->is_vcpu)
-		account_vcpu(p->pid, tc, g, c, cpu, waited_ns);
-	tc->ready_at_ns = 0;
-	tc->throttled_ns = 0;
+	__sync_fetch_and_add(&g->info.stats.ready_ns, waited_ns);
 }
 
 /* @tc, of @g, runs on @c, of @cpu, as one that is bound to it. */
@@ -569,7 +544,6 @@ static void enter_cpu(struct task_struct *p, struct task_ctx *tc,
 	c->bound = !e || is_apart(p, tc, e);
 	set_apart(tc, g, c->bound);
 	if (!e || c->bound) {
-		__sync_fetch_and_add(&g->nr_apart_running, 1);
 		if (e)
 			__sync_fetch_and_and(&e->running, ~bit_of(cpu));
 		enter_bound(tc, g, c, cpu, now);
@@ -617,12 +591,8 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 	g = lookup_group(tc->group);
 	if (!g)
 		return;
-	account_wait(p, tc, g, c, cpu, now);
-	if (tc->is_vcpu) {
-		wait_ends(&tc->signals.ipi_waits_ns, g->info.stats.ipi_to_run,
-			  now);
-		forget_unseen_ipis(tc);
-	}
+	account_wait(p->pid, tc, g, now);
+	forget_unseen_ipis(tc);
 	tc->run_at_ns = now;
 	tc->charged_ns = p->se.sum_exec_runtime;
 	tc->charged_at_ns = now;
@@ -652,18 +622,16 @@ static void leave_cpu(struct task_struct *p, struct task_ctx *tc,
 		      bool runnable, u64 now)
 {
 	struct entity *e = c->entity ? lookup_entity(c->entity) : NULL;
+	u64 ran_ns = now - tc->run_at_ns;
 
 	if (e) {
 		__sync_fetch_and_and(&e->running, ~bit_of(cpu));
 		if (!runnable && tc->is_vcpu)
 			__sync_fetch_and_add(&e->nr_sleeps, 1);
 	}
-	c->prev_pid = p->pid;
-	c->prev_group = tc->group;
-	c->prev_run_ns = now - tc->run_at_ns;
 	if (tc->is_vcpu)
-		tc->runs_for_ns = wake_runs_for(tc->runs_for_ns, c->prev_run_ns,
-						!runnable);
+		tc->runs_for_ns =
+			wake_runs_for(tc->runs_for_ns, ran_ns, !runnable);
 	if (tc->rests_on)
 		leave_rest(c, d, cpu, now);
 	/* The next one may have the CPU for a moment already: its dispatch came
@@ -671,8 +639,7 @@ static void leave_cpu(struct task_struct *p, struct task_ctx *tc,
 	if (c->lent_pid == p->pid) {
 		c->lent_pid = 0;
 		if (c->lent_reason == HINT_LOAN)
-			c->next_loan_ns =
-				now + wake_pause_ns(c->prev_run_ns, slice_ns);
+			c->next_loan_ns = now + wake_pause_ns(ran_ns, slice_ns);
 	}
 	c->group = 0;
 	c->entity = 0;
@@ -705,9 +672,7 @@ void BPF_STRUCT_OPS(cohort_stopping, struct task_struct *p, bool runnable)
 		return;
 	charge(p, tc, d, now);
 	g = lookup_group(tc->group);
-	if (g && tc->apart)
-		__sync_fetch_and_sub(&g->nr_apart_running, 1);
-	else if (g)
+	if (g && !tc->apart)
 		__sync_fetch_and_sub(&g->running, fair_runs(tc->charged_at_ns));
 	leave_cpu(p, tc, c, d, cpu, runnable, now);
 	note_hand_over(tc, runnable, now);

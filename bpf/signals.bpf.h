@@ -28,7 +28,6 @@ struct signals {
 	/* As a receiver. */
 	struct open_ipi open[OPEN_IPIS]; /* by sender */
 	u32 maybe_open; /* 0: none of them is */
-	u64 ipi_waits_ns; /* since when one waits for it to run, 0: none */
 };
 
 /* Thread @from now waits for thread @to to end an interrupt of @vector. Whether that
@@ -55,19 +54,6 @@ static inline u64 open_ipi_from(struct signals *receiver, s32 from)
 	struct open_ipi *ipi = &receiver->open[from & (OPEN_IPIS - 1)];
 
 	return ipi->from == from ? ipi->sent_ns : 0;
-}
-
-static inline bool has_open_ipi(struct signals *receiver, u64 now,
-				u64 window_ns)
-{
-	u32 i;
-
-	if (!receiver->maybe_open)
-		return false;
-	for (i = 0; i < OPEN_IPIS; i++)
-		if (ipi_is_open(receiver->open[i].sent_ns, now, window_ns))
-			return true;
-	return false;
 }
 
 #endif /* COHORT_SIGNALS_BPF_H */

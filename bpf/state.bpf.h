@@ -209,9 +209,6 @@ struct cpu_state {
 	u64 bound_offset; /* among groups they stand so far behind that; by plans */
 	u64 bound_served_ns; /* when a plan saw one of them run last, or they began
 				to want the CPU */
-	s32 prev_pid; /* the task that ran last */
-	u32 prev_group; /* and its group */
-	u64 prev_run_ns; /* how long it ran */
 	s32 polls_pid; /* for whom KVM polled when the alarm was set; 0: nobody */
 	s32 lent_pid; /* who has it for a moment, 0: nobody */
 	u32 lent_reason; /* HINT_WAKE, or out of turn: HINT_LOAN */
@@ -252,7 +249,6 @@ struct group {
 	/* Activity, from which shares follow. */
 	u32 nr_runnable; /* own tasks, running ones included; atomic */
 	u32 nr_apart; /* of which are apart; atomic */
-	u32 nr_apart_running; /* of which run; atomic */
 	u32 nr_resting; /* own vCPUs that rest; atomic */
 	u32 mean_width; /* VM: tasks that want a CPU together, at the mean of
 			   turns, times WIDTH_ONE; by plans */

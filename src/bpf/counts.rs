@@ -37,10 +37,10 @@ mod tests {
 
     #[test]
     fn each_counter_is_taken_by_itself() {
-        let stats = |run_ns, wakeups, third| {
+        let stats = |run_ns, ipis, third| {
             let mut stats = intf::group_stats {
                 run_ns,
-                wakeups,
+                ipis,
                 ..Zeroable::zeroed()
             };
             stats.turn_skew[2] = third;
@@ -48,11 +48,8 @@ mod tests {
         };
         let (earlier, now) = (stats(1, 5, 7), stats(4, 2, 9));
         let gained = since(&now, &earlier);
-        assert_eq!(
-            (gained.run_ns, gained.wakeups, gained.turn_skew[2]),
-            (3, 0, 2)
-        );
+        assert_eq!((gained.run_ns, gained.ipis, gained.turn_skew[2]), (3, 0, 2));
         let both = sum(&now, &earlier);
-        assert_eq!((both.run_ns, both.wakeups, both.turn_skew[2]), (5, 7, 16));
+        assert_eq!((both.run_ns, both.ipis, both.turn_skew[2]), (5, 7, 16));
     }
 }

@@ -137,24 +137,10 @@ pub struct VmStats {
     pub yields_missed: BTreeMap<String, u64>,
     #[stat(desc = "of those for which one was ready: another sibling than KVM's candidate")]
     pub yields_better: u64,
-    #[stat(desc = "times a vCPU left the guest because it spins")]
-    pub spin_exits: u64,
     #[stat(desc = "IPIs from one vCPU to one sibling")]
     pub ipis: u64,
-    #[stat(desc = "of the IPIs: the receiver waited for a CPU")]
-    pub ipis_to_ready: u64,
     #[stat(desc = "of the IPIs: their end was seen")]
     pub ipis_answered: u64,
-    #[stat(desc = "IPIs to a waiting receiver until it ran: less than 2^i us")]
-    pub ipi_to_run: Vec<u64>,
-    #[stat(desc = "times a vCPU woke up")]
-    pub wakeups: u64,
-    #[stat(desc = "times a vCPU started on another CPU than it last ran on")]
-    pub migrations: u64,
-    #[stat(
-        desc = "part of their ready time in which its vCPUs waited behind a sibling while another CPU ran none, in percent"
-    )]
-    pub stacked_pct: f64,
     #[stat(desc = "whether its vCPUs have their turns together: auto, or never by an exception")]
     pub cohort_rule: String,
     #[stat(desc = "turns in which it wanted several CPUs")]
@@ -365,14 +351,8 @@ impl GroupInWindow {
                 .map(|(&name, count)| (name.to_owned(), count))
                 .collect(),
             yields_better: self.used.yields_better,
-            spin_exits: self.used.spin_exits,
             ipis: self.used.ipis,
-            ipis_to_ready: self.used.ipis_to_ready,
             ipis_answered: self.used.ipis_answered,
-            ipi_to_run: self.used.ipi_to_run.to_vec(),
-            wakeups: self.used.wakeups,
-            migrations: self.used.migrations,
-            stacked_pct: percent(self.used.stacked_ns as f64, self.used.ready_ns as f64),
             cohort_rule: CohortRule::ALL
                 .into_iter()
                 .find(|rule| rule.number() == self.info.cohort_rule)
@@ -563,13 +543,6 @@ mod tests {
         after.host.group_exhausted = 1;
         let host = HostStats::between(&Reading::at_load(0), &after);
         assert_eq!((host.entities_used, host.exhausted), (8191, 3));
-    }
-
-    #[test]
-    fn waiting_behind_siblings_is_a_part_of_waiting() {
-        let mut stacked = vm(2, 100, 400);
-        stacked.info.stats.stacked_ns = 100_000_000;
-        assert_eq!(since_load(vec![root(), stacked]).vms[&2].stacked_pct, 25.0);
     }
 
     #[test]

@@ -11,19 +11,8 @@ use std::fs::File;
 use std::io::{self, ErrorKind, Write};
 use std::path::Path;
 
-const HEADINGS: [&str; 12] = [
-    "VM",
-    "VCPUS",
-    "SHARE%",
-    "ENTSHR%",
-    "%RDY",
-    "%MLMTD",
-    "YIELDS",
-    "SERVED",
-    "MISSED",
-    "WAKEUPS",
-    "MIGRATIONS",
-    "STACKED%",
+const HEADINGS: [&str; 9] = [
+    "VM", "VCPUS", "SHARE%", "ENTSHR%", "%RDY", "%MLMTD", "YIELDS", "SERVED", "MISSED",
 ];
 
 /// The table of one window, VMs with the greatest share first.
@@ -81,9 +70,6 @@ fn cells(vm: &VmStats) -> Vec<String> {
         vm.yields_offered.to_string(),
         vm.yields_served.to_string(),
         vm.yields_missed_total().to_string(),
-        vm.wakeups.to_string(),
-        vm.migrations.to_string(),
-        percent(vm.stacked_pct),
     ]
 }
 

@@ -117,9 +117,10 @@ const SLICE_MS: u64 = 3;
 /// Of the observer's histograms.
 const BUCKETS: usize = intf::cohort_limits_NR_BUCKETS as usize;
 
-/// For what part of their time vCPUs waited behind a sibling, in percent.
-fn stacked_of_time(vm: &VmStats) -> f64 {
-    vm.stacked_pct * vm.ready_pct / 100.0
+/// For what part of their time the vCPUs of `guest` waited behind a sibling, in percent.
+fn stacked_of_time(view: &HostView, guest: &Guest) -> Result<f64> {
+    let all = vcpus_of(view, guest)?;
+    Ok(all.stacked_pct * all.ready_pct / 100.0)
 }
 
 fn print(name: &str, vm: &VmStats) {
@@ -203,10 +204,7 @@ fn halts_in_turns() -> Result<()> {
     stop_cohort(cohort)?;
     for vm in &vms {
         print(&vm.name, vm);
-        println!(
-            "    IPIs {}, to a vCPU that waited for a CPU {}",
-            vm.ipis, vm.ipis_to_ready
-        );
+        println!("    IPIs {}", vm.ipis);
         ensure!(vm.turns > 120, "it had only {} turns", vm.turns);
         ensure!(
             vm.turns_partial as f64 <= PARTIAL_WITH_HALTS * vm.turns as f64,
@@ -230,10 +228,9 @@ fn halts_between_waits() -> Result<()> {
         Guest::start(&spec)
     };
     let guests = [asking("one")?, asking("two")?];
-    let vms = stats_under_cohort(&guests)?;
-    for vm in &vms {
-        print(&vm.name, vm);
-        let stacked_pct = stacked_of_time(vm);
+    let view = under_cohort(|| watch(1))?;
+    for guest in &guests {
+        let stacked_pct = stacked_of_time(&view, guest)?;
         println!("    stacked {stacked_pct:.2} % of its time");
         ensure!(
             stacked_pct < STACKED_BETWEEN_WAITS_PCT,
@@ -446,9 +443,8 @@ fn not_stacked_on_four() -> Result<()> {
         let view = watch(2)?;
         let (mut stacked, mut ready) = (0.0, 0.0);
         for guest in guests {
-            let all = vcpus_of(&view, guest)?;
-            stacked += all.stacked_pct * all.ready_pct / 100.0;
-            ready += all.ready_pct;
+            stacked += stacked_of_time(&view, guest)?;
+            ready += vcpus_of(&view, guest)?.ready_pct;
         }
         Ok((percent(stacked, ready), ready / guests.len() as f64))
     };
@@ -562,11 +558,13 @@ fn exceptions() -> Result<()> {
 
 /// Two vCPUs on two CPUs need not wait behind each other, whoever else is there.
 fn not_stacked() -> Result<()> {
-    // New ones each time, as they are counted from their begin.
+    let guests = [Guest::start(&locked("pair", 2))?, Guest::busy("calm", 2)?];
     let stacked = || -> Result<f64> {
-        let guests = [Guest::start(&locked("pair", 2))?, Guest::busy("calm", 2)?];
-        sleep(WINDOW);
-        let percents: Vec<f64> = stats_of(&guests)?.iter().map(stacked_of_time).collect();
+        let view = watch(1)?;
+        let percents = guests
+            .iter()
+            .map(|guest| stacked_of_time(&view, guest))
+            .collect::<Result<Vec<f64>>>()?;
         println!("    stacked {percents:.2?} %");
         Ok(percents.iter().sum::<f64>() / 2.0)
     };

@@ -16,12 +16,13 @@ use cohort::process::wait::wait_for;
 use cohort::scheduler::features::Features;
 use cohort_lab::inside::cgroup::CpuMax;
 use cohort_lab::inside::hooks::Programs;
+use cohort_micro::Spec;
 use serde_json::Value;
 
 use crate::host::{
-    Guest, HALT_POLL_NS, HostLoad, PATIENCE, Setting, busy, cohort_stats, dozing, lab, locked,
-    refused, refused_without_root, start_cohort, start_cohort_patiently, stop_cohort, vcpus_of,
-    vm_stats, watch_anew,
+    Guest, HALT_POLL_NS, HostLoad, PATIENCE, Setting, busy, cohort_stats, dozing, lab, refused,
+    refused_without_root, start_cohort, start_cohort_patiently, stop_cohort, vcpus_of, vm_stats,
+    watch_anew,
 };
 use crate::{Test, compare, export};
 
@@ -171,7 +172,7 @@ fn modprobe(arguments: &[&str]) -> Result<()> {
     Ok(())
 }
 
-/// Without KVM there is nothing to look into; when it comes, Cohort is loaded anew, and sees spin exits too.
+/// Without KVM there is nothing to look into; when it comes, Cohort is loaded anew, and sees IPIs too.
 fn kvm_comes_later() -> Result<()> {
     let of_vendor = ["kvm_amd", "kvm_intel"]
         .into_iter()
@@ -183,12 +184,15 @@ fn kvm_comes_later() -> Result<()> {
     wait_for("cohort noticing KVM", PATIENCE, || {
         Ok(cohort.output().contains("loaded anew").then_some(()))
     })?;
-    let guest = Guest::start(&locked("later", 3))?;
+    let spec = Spec::new("later")
+        .vcpu("loop: compute 20us; ipi 1 0x41; wait-answer")
+        .vcpu("loop: compute 100us");
+    let guest = Guest::start(&spec)?;
     let pid = guest.micro.pid() as u32;
-    wait_for("spin exits of a VM", PATIENCE, || {
+    wait_for("IPIs of a VM", PATIENCE, || {
         // Until it is loaded again nothing is known of the VM.
         let vm = vm_stats(pid).ok();
-        Ok(vm.filter(|vm| vm.vcpus == 3 && (vm.spin_exits > 0 || !stops_spinners())))
+        Ok(vm.filter(|vm| vm.vcpus == 2 && vm.ipis > 0))
     })?;
     drop(guest);
     stop_cohort(cohort)
