@@ -174,7 +174,8 @@ struct off_cpu {
 	u32 sleep; /* bits of enum sleep_kind */
 	s64 syscall; /* in which it slept; -1: none */
 	u64 operation; /* the second argument of that */
-	struct taker taker; /* who had its CPU first, or last if it woke up */
+	struct taker taker; /* who had its CPU first; or last, if that was most
+			       of the time, or if it woke up */
 };
 
 /* What one vCPU did since the observer knows it: counters only. Written by BPF. */

@@ -82,9 +82,11 @@ struct observed {
 	u64 spins_since_ns; /* and it has had its CPU since then */
 };
 
-/* The vCPU that ran last on a CPU. */
+/* What ran last on a CPU. */
 struct cpu_state {
-	u64 kvm; /* 0: the last task was no vCPU */
+	u64 since_ns; /* when the task that has it got it */
+	/* The vCPU that had it before. */
+	u64 kvm; /* 0: that task was no vCPU */
 	s32 pid;
 	u32 tgid;
 	u64 ran_ns;
@@ -369,10 +371,10 @@ static void note_sleep(struct task_struct *p, struct observed *o)
 }
 
 /* The time for which @o's vCPU has had no CPU, up to @now, is kept if it is the longest
- * since it was read; @prev, whose observed is @before, had the CPU that it gets, NULL:
- * it gets none yet. */
+ * since it was read; @prev, whose observed is @before, had the CPU that it gets for
+ * @had_ns, NULL: it gets none yet. */
 static void keep_longest(struct observed *o, struct task_struct *prev,
-			 struct observed *before, u64 now)
+			 struct observed *before, u64 had_ns, u64 now)
 {
 	struct vcpu_counters *v = &o->counters;
 	struct off_cpu *longest = &v->longest_off_cpu;
@@ -388,7 +390,8 @@ static void keep_longest(struct observed *o, struct task_struct *prev,
 		longest->ready_ns = ns_since(v->since_ns, now);
 	if (v->phase == PHASE_LIMITED)
 		longest->limited_ns = ns_since(v->since_ns, now);
-	if (prev && longest->taker.kind == TAKER_NONE) {
+	/* Who took the vCPU's CPU may have had it for a moment only. */
+	if (prev && (longest->taker.kind == TAKER_NONE || had_ns > ns / 2)) {
 		note_taker(&longest->taker, prev, before);
 		taker = (u64)prev;
 	}
@@ -565,10 +568,12 @@ int BPF_PROG(switches, bool preempt, struct task_struct *prev,
 {
 	struct cpu_state *c = this_cpu();
 	struct observed *stopped, *started;
-	u64 now = bpf_ktime_get_ns();
+	u64 now = bpf_ktime_get_ns(), had_ns;
 
 	if (!c)
 		return 0;
+	had_ns = ns_since(c->since_ns, now);
+	c->since_ns = now;
 	stopped = recognise(prev, now);
 	started = recognise(next, now);
 	c->kvm = 0;
@@ -576,7 +581,7 @@ int BPF_PROG(switches, bool preempt, struct task_struct *prev,
 		stops(prev, stopped, next, started, preempt ? 0 : prev_state, c,
 		      now);
 	if (started) {
-		keep_longest(started, prev, stopped, now);
+		keep_longest(started, prev, stopped, had_ns, now);
 		runs(next, started, c, now);
 	}
 	return 0;
@@ -689,7 +694,7 @@ int read_vcpus(struct bpf_iter__task *ctx)
 	v->read_ns = bpf_ktime_get_ns();
 	if (v->phase == PHASE_AWAY)
 		note_sleep(p, o);
-	keep_longest(o, NULL, NULL, v->read_ns);
+	keep_longest(o, NULL, NULL, 0, v->read_ns);
 	bpf_seq_write(ctx->meta->seq, v, sizeof(*v));
 	/* What ends in this moment may be missing, if it was longer than all else. */
 	v->longest_off_cpu.ns = 0;
