@@ -138,14 +138,13 @@ static s32 waiting_place(struct task_struct *p, struct task_ctx *tc,
 }
 
 /* The idle CPU that suits @p, which wakes; negative: there is none. */
-static s32 idle_cpu_for(struct task_struct *p, s32 prev_cpu, u64 wake_flags)
+static s32 idle_cpu_for(struct task_struct *p, const struct task_ctx *tc,
+			s32 prev_cpu, u64 wake_flags)
 {
-	struct domain *d = domain_with(prev_cpu);
 	bool is_idle = false;
 	s32 cpu;
 
-	/* Where tasks wait in each domain, no CPU is idle elsewhere, as a rule. */
-	if (!(d->idle & d->cpus) && nr_crowded >= nr_domains)
+	if (tc && !any_idle(tc, domain_with(prev_cpu)))
 		return -EBUSY;
 	cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
 	return is_idle ? cpu : -EBUSY;
@@ -160,7 +159,7 @@ s32 BPF_STRUCT_OPS(cohort_select_cpu, struct task_struct *p, s32 prev_cpu,
 	/* A vCPU stays near its memory: its waker's CPU says nothing. */
 	if (tc && tc->is_vcpu)
 		wake_flags &= ~(u64)SCX_WAKE_SYNC;
-	cpu = idle_cpu_for(p, prev_cpu, wake_flags);
+	cpu = idle_cpu_for(p, tc, prev_cpu, wake_flags);
 	if (cpu < 0)
 		return tc && tc->is_vcpu ? waiting_place(p, tc, prev_cpu)
 					 : prev_cpu;
@@ -216,9 +215,9 @@ static void wait_for_cpu(struct task_struct *p, struct task_ctx *tc, s32 cpu,
 	note_waiting(&to, g, now);
 	if (!e) {
 		vtime = to.key + cpu_at(cpu)->bound_offset;
-		if (p->nr_cpus_allowed == 1 || !wake_idle_cpu(p))
+		if (p->nr_cpus_allowed == 1 || !wake_idle_cpu(p, tc, d))
 			kick_cpu(cpu, SCX_KICK_IDLE);
-	} else if (wake_idle_cpu(p) ||
+	} else if (wake_idle_cpu(p, tc, d) ||
 		   take_quiet_cpu(e, to.queue, d, bit_of(cpu)) ||
 		   call_cpu(e, tc, d == domain_with(cpu) ? bit_of(cpu) : 0,
 			    woke, now)) {

@@ -191,17 +191,26 @@ static void park(struct task_struct *p, struct task_ctx *tc, struct domain *d,
 		wake_parked();
 }
 
-/* A CPU that went idle before it could see that @p waits looks again: see
- * cohort_update_idle(). */
-static bool wake_idle_cpu(struct task_struct *p)
+/* May a CPU be idle that the task of @tc may have, in @d or elsewhere? Where tasks wait in
+ * each domain, none is elsewhere, as a rule. */
+static bool any_idle(const struct task_ctx *tc, const struct domain *d)
 {
-	const struct cpumask *idle = scx_bpf_get_idle_cpumask();
-	/* None, as a rule, and this is less to do than picking one. */
-	bool any = bpf_cpumask_intersects(idle, p->cpus_ptr);
-	s32 cpu;
+	u64 idle = d->idle & d->cpus;
 
-	scx_bpf_put_idle_cpumask(idle);
-	cpu = any ? scx_bpf_pick_idle_cpu(p->cpus_ptr, 0) : -EBUSY;
+	if (tc->cpus_domain == d->id + 1)
+		idle &= tc->cpus;
+	return idle || nr_crowded < nr_domains;
+}
+
+/* A CPU that went idle before it could see that @p waits in @d looks again: see
+ * cohort_update_idle(). The kernel may mark it in a moment only; it looks by itself
+ * then. */
+static bool wake_idle_cpu(struct task_struct *p, const struct task_ctx *tc,
+			  const struct domain *d)
+{
+	s32 cpu = any_idle(tc, d) ? scx_bpf_pick_idle_cpu(p->cpus_ptr, 0)
+				  : -EBUSY;
+
 	if (cpu < 0)
 		return false;
 	kick_cpu(cpu, SCX_KICK_IDLE);
@@ -235,7 +244,7 @@ static void unpark_task(struct bpf_iter_scx_dsq *it, struct task_struct *p,
 	if (to.queue & BOUND_QUEUE)
 		kick_cpu(cpu, SCX_KICK_IDLE);
 	else
-		wake_idle_cpu(p);
+		wake_idle_cpu(p, tc, to.d);
 }
 
 /*
