@@ -1,8 +1,8 @@
 /* SPDX-License-Identifier: GPL-2.0-only */
 /*
- * A timer of each CPU, which ends what that CPU does for a short time: a loan, letting
- * a vCPU out of a hook, a look at a vCPU that rests, halt polling. Not here: what happens then
- * (react.bpf.h).
+ * A timer for each CPU, which ends what that CPU does for a short time: a loan, letting
+ * a vCPU out of a hook, a look at a vCPU that rests, halt polling. It rings on the CPU
+ * that set it. Not here: what happens then (react.bpf.h).
  */
 #ifndef COHORT_ALARM_BPF_H
 #define COHORT_ALARM_BPF_H
@@ -12,8 +12,16 @@ enum {
 	LEAVE_TRIES = 4, /* then it is preempted there */
 };
 
-static bool set_alarm(s32 cpu, u64 after_ns)
+/* CPU @cpu's alarm rings in @after_ns or, if it is set already, earlier: who needs it
+ * later sets it again then. */
+__noinline bool set_alarm(s32 cpu, u64 after_ns)
 {
+	struct cpu_state *c = cpu_at(cpu);
+	u64 now = bpf_ktime_get_ns(), set_ns = c->alarm_ns;
+
+	if (vtime_before(now, set_ns) && vtime_before(set_ns, now + after_ns))
+		return true;
+	c->alarm_ns = now + after_ns;
 	return start_timer(lookup_alarm(cpu), after_ns, BPF_F_TIMER_CPU_PIN);
 }
 

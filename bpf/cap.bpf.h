@@ -19,30 +19,26 @@ enum {
 /* Groups with a cap of their own; 0 saves every charge the walk upwards. */
 u32 nr_capped;
 
-/* How often a used-up budget was refilled; atomic. */
+/* How often parked tasks were to be looked at, as a budget was refilled or the like;
+ * atomic. */
 u32 nr_refills;
-
-static bool is_used_up(const struct group *g)
-{
-	return g->info.quota_us && g->budget_ns <= 0;
-}
 
 /* By how much (ns) the cap at or above group @id that is overdrawn most is, at least 1;
  * 0: none is used up. */
 __noinline u64 find_overdraft(u32 id)
 {
-	u64 most = 0;
+	s64 most = 0;
 	u32 level;
 
 	bpf_for(level, 0, MAX_CGROUP_DEPTH) {
 		struct group *g = climb(&id);
-		s64 budget_ns;
+		s64 over_ns;
 
 		if (!g)
 			break;
-		budget_ns = g->budget_ns;
-		if (g->info.quota_us && budget_ns <= 0 && 1 - budget_ns > most)
-			most = 1 - budget_ns;
+		over_ns = 1 - g->budget_ns;
+		if (g->info.quota_us && over_ns > most)
+			most = over_ns;
 	}
 	return most;
 }
@@ -133,19 +129,19 @@ static void wake_parked(void)
 
 static int refill_cap(void *map, u32 *key, struct group *g)
 {
+	u64 quota_ns = g->info.quota_us * 1000;
 	u64 period_ns = g->info.period_us * 1000;
-	bool was_used_up = is_used_up(g);
 	s64 budget = g->budget_ns;
 
-	__sync_fetch_and_add(&g->budget_ns,
-			     cap_refill(budget, g->info.quota_us * 1000,
-					g->burst_ns, period_ns) -
-				     budget);
+	if (!quota_ns)
+		return 0; /* it has no cap any more */
+	__sync_fetch_and_add(
+		&g->budget_ns,
+		cap_refill(budget, quota_ns, g->burst_ns, period_ns) - budget);
 	/* Also where it is used up still: who is parked for too long is let go. */
-	if (was_used_up)
+	if (budget <= 0)
 		wake_parked();
-	if (g->info.quota_us)
-		bpf_timer_start(&g->cap_timer, period_ns, 0);
+	bpf_timer_start(&g->cap_timer, period_ns, 0);
 	return 0;
 }
 

@@ -47,7 +47,6 @@ __noinline int list_entity(u32 id, u64 key)
 	}
 	node->key = vtime_before(last_place(d), key) ? last_place(d) : key;
 	node->entity = id;
-	__sync_lock_test_and_set(&e->state, ENTITY_LISTED);
 	bpf_spin_lock(&tree->lock);
 	bpf_rbtree_add(&tree->root, &node->rb, node_before);
 	d->nr_listed++;
@@ -85,7 +84,6 @@ __noinline u32 take_entity(u32 domain_id)
 		bpf_obj_drop(node);
 		return 0;
 	}
-	__sync_lock_test_and_set(&e->state, ENTITY_TAKEN);
 	node = bpf_kptr_xchg(&e->node, node);
 	if (node)
 		bpf_obj_drop(node);
@@ -97,35 +95,47 @@ static bool has_tasks(const struct entity *e)
 	return e->nr_waiting > 0 || e->running;
 }
 
-/* The number of @g, group @id, which is gone, may be used again. */
-static void give_group_back(u32 id, struct group *g)
+/* The number of @g, which is gone, may be used again. */
+static void give_group_back(struct group *g)
 {
 	if (!g->nr_entities &&
 	    __sync_val_compare_and_swap(&g->orphan, 1, 2) == 1)
-		give_number(&free_groups, &host_stats.groups_used, id);
+		give_number(&free_groups, &host_stats.groups_used, g->id);
+}
+
+/* Entity @id, @e, has a task now: it is in the tree. */
+static void wake_entity(u32 id, struct entity *e, u64 key, u64 now)
+{
+	if (e->state != ENTITY_IDLE ||
+	    __sync_val_compare_and_swap(&e->state, ENTITY_IDLE, ENTITY_BUSY) !=
+		    ENTITY_IDLE)
+		return;
+	e->served_ns = now;
+	list_entity(id, key);
 }
 
 /* Give @e, entity @id, which is idle, back if nobody wants it. */
 static void free_entity(u32 id, struct entity *e)
 {
 	struct entity_key key = { .group = e->group, .domain = e->domain };
-	struct group *g;
+	struct group *g = lookup_group(e->group);
 
-	if (__sync_val_compare_and_swap(&e->state, ENTITY_IDLE, ENTITY_FREE) !=
-	    ENTITY_IDLE)
+	if (!g || __sync_val_compare_and_swap(&e->state, ENTITY_IDLE,
+					      ENTITY_FREE) != ENTITY_IDLE)
 		return;
-	/* Who comes to wait counts first, and looks at the state then. */
+	/* Who comes to wait counts first, and looks at the state then; and wakes the
+	 * entity, unless that was free just then. */
 	if (has_tasks(e)) {
 		__sync_val_compare_and_swap(&e->state, ENTITY_FREE,
 					    ENTITY_IDLE);
+		wake_entity(id, e, g->vtime, bpf_ktime_get_ns());
 		return;
 	}
 	bpf_map_delete_elem(&entity_of, &key);
-	g = lookup_group(e->group);
 	e->group = 0;
 	give_number(&free_entities, &host_stats.entities_used, id);
-	if (g && __sync_fetch_and_sub(&g->nr_entities, 1) == 1 && g->orphan)
-		give_group_back(key.group, g);
+	if (__sync_fetch_and_sub(&g->nr_entities, 1) == 1 && g->orphan)
+		give_group_back(g);
 }
 
 /* The number of the entity of group @group_id in domain @domain_id; 0: it has none. */
@@ -153,7 +163,7 @@ static void free_entities_of(u32 group_id)
 
 /* Put @e, entity @id, which the caller has taken, back: into the tree at @key, or to
  * rest if it has no task. */
-static void put_entity(u32 id, struct entity *e, u64 key)
+static void put_entity(u32 id, struct entity *e, u64 key, u64 now)
 {
 	struct group *g;
 
@@ -164,25 +174,12 @@ static void put_entity(u32 id, struct entity *e, u64 key)
 	/* Idle before the last look: an enqueue counts before it looks at the state. */
 	__sync_lock_test_and_set(&e->state, ENTITY_IDLE);
 	if (has_tasks(e)) {
-		if (__sync_val_compare_and_swap(&e->state, ENTITY_IDLE,
-						ENTITY_TAKEN) == ENTITY_IDLE)
-			list_entity(id, key);
+		wake_entity(id, e, key, now);
 		return;
 	}
 	g = lookup_group(e->group);
 	if ((g && g->orphan) || host_stats.entities_used > nr_entities / 2)
 		free_entity(id, e);
-}
-
-/* Entity @id, @e, has a task now: it is in the tree. */
-static void wake_entity(u32 id, struct entity *e, u64 key, u64 now)
-{
-	if (e->state != ENTITY_IDLE ||
-	    __sync_val_compare_and_swap(&e->state, ENTITY_IDLE, ENTITY_TAKEN) !=
-		    ENTITY_IDLE)
-		return;
-	e->served_ns = now;
-	list_entity(id, key);
 }
 
 /* Entity @id, with all that it will ever need: an enqueue can allocate nothing. */
@@ -232,6 +229,7 @@ __noinline u32 find_entity(u32 group_id, u32 domain_id)
 	/* What counts tasks is 0: it may count one that comes too late, for a moment. */
 	e->cpus = 0;
 	e->turn = 0;
+	e->planned = 0;
 	e->patient = 0;
 	e->nr_sleeps = 0;
 	e->part_turn = 0;
@@ -272,7 +270,7 @@ static struct entity *entity_for(struct task_ctx *tc, u32 domain_id)
 		return e;
 	tc->entity = find_entity(tc->group, domain_id);
 	if (!tc->entity) {
-		count(&host_stats.entity_exhausted);
+		count(&host_stats.exhausted);
 		tc->entity = find_entity(root_group, domain_id);
 	}
 	return last_entity(tc);
@@ -316,18 +314,15 @@ static void adopt_cpus(struct entity *e, u64 cpus)
 /* Finds where @p, which is about to count in @e, may run in the domain of that. If @e has
  * no task it is for these CPUs then. */
 static void find_cpus(struct task_struct *p, struct task_ctx *tc,
-		      struct entity *e)
+		      const struct group *g, struct entity *e)
 {
-	struct group *g;
-
 	if (tc->cpus_domain != e->domain + 1) {
 		tc->cpus = cpus_of(p, e->domain);
 		tc->cpus_domain = e->domain + 1;
 	}
 	if (e->cpus == tc->cpus || has_tasks(e) || p->nr_cpus_allowed == 1)
 		return;
-	g = lookup_group(tc->group);
-	if (e->cpus && g && is_vm(g) && !tc->is_vcpu)
+	if (e->cpus && is_vm(g) && !tc->is_vcpu)
 		return;
 	adopt_cpus(e, tc->cpus);
 }

@@ -101,36 +101,28 @@ static void group_runnable(u32 id, const struct task_ctx *tc, s32 change)
 /* The part of the host that group @id has while those who are active now are. */
 __noinline u64 find_share(u32 id, u64 now)
 {
-	struct group *g = lookup_group(id), *child = g;
+	u32 level, weight = WEIGHT_DEFAULT; /* of its own tasks, in it */
 	u64 share = SHARE_ONE;
-	u32 level;
 
-	if (!g)
-		return 1;
-	share = fair_child_share(share, WEIGHT_DEFAULT, average_weight(g, now));
-	bpf_for(level, 0, MAX_CGROUP_DEPTH) {
-		struct group *parent;
+	bpf_for(level, 0, MAX_CGROUP_DEPTH + 1) {
+		struct group *g = climb(&id);
 
-		if (!child->info.parent)
+		if (!g)
 			break;
-		parent = lookup_group(child->info.parent);
-		if (!parent)
-			break;
-		share = fair_child_share(share, child->info.weight,
-					 average_weight(parent, now));
-		child = parent;
+		share = fair_child_share(share, weight, average_weight(g, now));
+		weight = g->info.weight;
 	}
-	g->share = share;
-	g->share_at_ns = now;
 	return share;
 }
 
 /* The same for @g, not older than a millisecond. */
 static u64 group_share(struct group *g, u64 now)
 {
-	if (ns_since(g->share_at_ns, now) < SHARE_FRESH_NS && g->share)
-		return g->share;
-	return find_share(g->id, now);
+	if (ns_since(g->share_at_ns, now) >= SHARE_FRESH_NS) {
+		g->share = find_share(g->id, now);
+		g->share_at_ns = now;
+	}
+	return g->share;
 }
 
 /* The tasks of @g that want to run and are not apart. */
@@ -245,7 +237,7 @@ static u64 bound_vtime(const struct cpu_state *c, u64 now)
 {
 	u64 ran_ns = ns_since(c->run_at_ns, now);
 
-	return c->bound_vtime +
+	return c->bound_present +
 	       fair_charge(ran_ns < starved_ns ? ran_ns : starved_ns,
 			   c->bound_share);
 }
@@ -346,14 +338,14 @@ static void free_group(u32 id)
 {
 	struct group *g = lookup_group(id);
 
-	if (!g || !id || id == root_group)
+	if (!g)
 		return;
 	set_cap(id, 0, ~0ULL, 0);
 	set_home(g, g->home, 0);
 	g->info.kind = GROUP_FREE;
 	__sync_lock_test_and_set(&g->orphan, 1);
 	free_entities_of(id);
-	give_group_back(id, g);
+	give_group_back(g);
 }
 
 /* Count @p (+1) into, or (-1) out of, its cgroup's group and all above. */
@@ -402,14 +394,13 @@ static u32 place_of_vm(u32 id)
 	return place;
 }
 
-/* Move VM @id below cgroup group @place. */
-static void set_parent(u32 id, u32 place)
+/* Move VM @g below cgroup group @place. */
+static void set_parent(struct group *g, u32 place)
 {
-	struct group *g = lookup_group(id);
 	u32 old;
 	s64 contributed;
 
-	if (!g || g->info.parent == place)
+	if (g->info.parent == place)
 		return;
 	bpf_spin_lock(&g->lock);
 	old = g->info.parent;
@@ -447,7 +438,7 @@ static u32 get_vm(const struct vm_key *key, u32 cgroup_group)
 	id = make_group(GROUP_VM, place_of_vm(cgroup_group), WEIGHT_DEFAULT);
 	g = lookup_group(id);
 	if (!id || !g) {
-		count(&host_stats.group_exhausted);
+		count(&host_stats.exhausted);
 		return 0;
 	}
 	g->info.tgid = key->tgid;

@@ -8,7 +8,9 @@
 #define COHORT_HINT_BPF_H
 
 enum {
-	LOAN_RESUMES = 2, /* of one loan; it would never end where many wake */
+	LOAN_RESUMES =
+		2, /* of a task since it woke; a loan would never end where many
+			     wake */
 };
 
 static void count_miss(struct group *g, u32 reason)
@@ -26,9 +28,7 @@ static void end_hint(struct hint *hint, bool served)
 	hint->pid = 0;
 	if (served)
 		count_effect(hint->mechanism);
-	if (hint->reason != HINT_YIELD)
-		return;
-	g = lookup_group(hint->group);
+	g = hint->group ? lookup_group(hint->group) : NULL;
 	if (!g)
 		return;
 	if (served)
@@ -40,9 +40,7 @@ static void end_hint(struct hint *hint, bool served)
 
 static void give_hint(struct cpu_state *c, const struct hint *given)
 {
-	bool for_sibling =
-		given->reason == HINT_YIELD || given->reason == HINT_IPI;
-	u32 place = for_sibling ? HINTS_SIBLING : HINTS_WOKE;
+	u32 place = given->mechanism == MECH_WAKE ? HINTS_WOKE : HINTS_SIBLING;
 	struct hint *hint = &c->hints[place];
 
 	if (place == HINTS_WOKE && hint->pid)
@@ -137,7 +135,7 @@ static bool comes_before_own(const struct task_ctx *tc, const struct group *g,
 {
 	u64 ran_ns = ns_since(c->run_at_ns, now);
 
-	if (is_vm(g) && tc->is_vcpu)
+	if (tc->is_vcpu)
 		return false;
 	return vtime_before(tc->vtime + (is_vm(g) ? 0 : WAKE_MARGIN_NS),
 			    c->vtime + ran_ns);
@@ -154,7 +152,7 @@ static u64 preempting_margin(const struct task_ctx *tc, struct group *g,
 
 	if (is_vm(g) && !tc->is_vcpu)
 		return 0;
-	if (is_vm(g) && together > 1)
+	if (tc->is_vcpu && together > 1)
 		return slice_cost(g, now) * together;
 	return fair_charge(wake_loan_ns(slice_ns), share);
 }
@@ -174,23 +172,30 @@ static u64 lender_vtime(const struct cpu_state *c, const struct group *running)
 
 	if (g)
 		return g->vtime;
-	return c->bound ? c->bound_vtime + c->bound_offset : running->vtime;
+	return c->bound ? c->bound_present + c->bound_offset : running->vtime;
 }
 
-/*
- * Is the woken @tc, of @g at @vtime, to have a CPU for a moment, out of turn? The one
- * that has it stands at @running, the domain's present at @present.
- */
-static bool may_borrow(const struct task_ctx *tc, struct group *g, u64 vtime,
-		       u64 running, u64 present)
+/* Of @g, which stands at @vtime, all slept but a task that woke, and it has had less than
+ * most. */
+static bool slept(const struct group *g, u64 vtime, u64 present)
 {
-	/* All of it slept, and it has had less than most. */
-	if (nr_together(g) < 2 && vtime_before(vtime, present))
-		return true;
+	return nr_together(g) < 2 && vtime_before(vtime, present);
+}
+
+/* The woken @tc sleeps more than others of the VM @g. */
+static bool sleeps_more(const struct task_ctx *tc, const struct group *g)
+{
 	return is_vm(g) &&
-	       wake_sleeps_more(tc->vtime, g->task_vtime_now, slice_ns) &&
-	       wake_lends(g->vtime, running, slice_cost(g, bpf_ktime_get_ns()),
-			  tasks_at_once(g));
+	       wake_sleeps_more(tc->vtime, g->task_vtime_now, slice_ns);
+}
+
+/* Is its VM @g not too far ahead of whoever @c, which runs a task of @running, would be
+ * borrowed from? */
+static bool may_borrow(struct group *g, const struct cpu_state *c,
+		       const struct group *running, u64 now)
+{
+	return wake_lends(g->vtime, lender_vtime(c, running),
+			  slice_cost(g, now), tasks_at_once(g));
 }
 
 /*
@@ -207,7 +212,7 @@ static void lend_on_waking(const struct task_struct *p,
 	if (is_per_cpu_kthread(p))
 		reason = HINT_WAKE;
 	else if (may_be_lent(c, tc->run_at_ns) &&
-		 may_borrow(tc, g, g->vtime, g->vtime, present))
+		 (slept(g, g->vtime, present) || sleeps_more(tc, g)))
 		reason = HINT_LOAN;
 	if (reason)
 		lend(c, p->pid, reason, tc->run_at_ns + wake_loan_ns(slice_ns));
@@ -257,11 +262,11 @@ static __always_inline u32 reason_to_preempt(const struct task_ctx *tc,
 	    fair_preempts(vtime, at,
 			  preempting_margin(tc, g, running->share, now)))
 		return HINT_WAKE;
-	return may_be_lent(c, now) &&
-			       may_borrow(tc, g, vtime,
-					  lender_vtime(c, running), present)
-		       ? HINT_LOAN
-		       : HINT_NONE;
+	if (may_be_lent(c, now) &&
+	    (slept(g, vtime, present) ||
+	     (sleeps_more(tc, g) && may_borrow(g, c, running, now))))
+		return HINT_LOAN;
+	return HINT_NONE;
 }
 
 /* Thread @pid, of @g, which stands at @vtime, woke and waits in @queue. If it is to

@@ -17,26 +17,4 @@ static inline void count_time(u64 *histogram, u64 ns)
 		__sync_fetch_and_add(&histogram[i], 1);
 }
 
-/* Somebody waits since @now, as @since_ns (0: nobody does) then says. Of several the
- * first one counts. */
-static inline void wait_begins(u64 *since_ns, u64 now)
-{
-	if (!*since_ns)
-		*since_ns = now;
-}
-
-/* That wait, if there is one, is over at @now: count it in @histogram. Returns its
- * length, ns. */
-static inline u64 wait_ends(u64 *since_ns, u64 *histogram, u64 now)
-{
-	u64 began_ns = *since_ns, waited_ns;
-
-	if (!began_ns)
-		return 0;
-	*since_ns = 0;
-	waited_ns = ns_since(began_ns, now);
-	count_time(histogram, waited_ns);
-	return waited_ns;
-}
-
 #endif /* COHORT_HISTOGRAM_BPF_H */

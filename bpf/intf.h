@@ -120,8 +120,7 @@ struct host_stats {
 	u64 entities_used;
 	u64 entities_most;
 	/* Events that must stay rare. */
-	u64 entity_exhausted; /* no entity was free: that of the root was used */
-	u64 group_exhausted; /* no group was free: the root group was used */
+	u64 exhausted; /* no group or entity was free: the root's was used */
 	u64 stolen; /* tasks taken from another domain, VMs told to move */
 };
 

@@ -191,6 +191,13 @@ static struct cpu_state *this_cpu(void)
 
 /* ---- what observe.bpf.h leaves open ---- */
 
+/* An IPI waits since @now for @o's vCPU to run. Of several the first one counts. */
+static void begin_ipi_wait(struct observed *o, u64 now)
+{
+	if (!o->ipi_waits_ns)
+		o->ipi_waits_ns = now;
+}
+
 static void on_ipi(struct task_struct *p, struct kvm_vcpu___kvm *vcpu,
 		   u32 vector)
 {
@@ -208,7 +215,7 @@ static void on_ipi(struct task_struct *p, struct kvm_vcpu___kvm *vcpu,
 		return;
 	receiver = lookup_thread(thread_of_vcpu(vcpu));
 	if (receiver && receiver->counters.phase == PHASE_READY)
-		wait_begins(&receiver->ipi_waits_ns, bpf_ktime_get_ns());
+		begin_ipi_wait(receiver, bpf_ktime_get_ns());
 }
 
 /* Time on a CPU in a search that is interrupted or ends, if it is taken. */
@@ -471,7 +478,7 @@ static void note_unanswered_ipi(struct task_struct *p, struct observed *o,
 				u64 now)
 {
 	if (has_interrupt(vcpu_now(p, o), vm_of(o)->ipi_vectors))
-		wait_begins(&o->ipi_waits_ns, now);
+		begin_ipi_wait(o, now);
 }
 
 /* @p leaves its CPU to @next, whose observed is @taker, if any; @task_state is 0
@@ -516,23 +523,35 @@ static void stops(struct task_struct *p, struct observed *o,
 	o->taker = (u64)next;
 }
 
+/* @o's vCPU runs: an IPI waits for it no more. */
+static void end_ipi_wait(struct observed *o, u64 now)
+{
+	struct vcpu_counters *v = &o->counters;
+	u64 waited_ns = ns_since(o->ipi_waits_ns, now);
+
+	if (!o->ipi_waits_ns)
+		return;
+	o->ipi_waits_ns = 0;
+	count_time(v->counts.ipi_to_run, waited_ns);
+	v->counts.ipi_to_run_ns += waited_ns;
+	if (waited_ns > v->longest_ipi_ns)
+		v->longest_ipi_ns = waited_ns;
+}
+
 /* @p gets this CPU. */
 static void runs(struct task_struct *p, struct observed *o, struct cpu_state *c,
 		 u64 now)
 {
 	struct vcpu_counters *v = &o->counters;
 	s32 cpu = bpf_get_smp_processor_id();
-	u64 waited_ns = ns_since(v->since_ns, now), ipi_ns;
+	u64 waited_ns = ns_since(v->since_ns, now);
 	bool waited = v->phase == PHASE_READY;
 
 	o->off_since_ns = 0;
 	end_phase(v, now);
 	v->phase = PHASE_RUNS;
 	o->spins_since_ns = now;
-	ipi_ns = wait_ends(&o->ipi_waits_ns, v->counts.ipi_to_run, now);
-	v->counts.ipi_to_run_ns += ipi_ns;
-	if (ipi_ns > v->longest_ipi_ns)
-		v->longest_ipi_ns = ipi_ns;
+	end_ipi_wait(o, now);
 	if (v->last_cpu >= 0 && v->last_cpu != cpu) {
 		v->counts.migrations++;
 		if (domain_of(v->last_cpu) != domain_of(cpu))

@@ -150,8 +150,8 @@ __noinline u32 add_entity(u32 domain_id, u32 n, u32 id, u64 now)
 	struct domain *d = domain_at(domain_id);
 	struct plan_entry entry = { .entity = id };
 	struct entity *e = lookup_entity(id);
-	u64 share, vtime, cost;
 	struct group *g;
+	u64 share, vtime;
 
 	if (!e)
 		return n;
@@ -161,7 +161,7 @@ __noinline u32 add_entity(u32 domain_id, u32 n, u32 id, u64 now)
 	entry.width =
 		cpus_in(e->running) + (e->nr_waiting > 0 ? e->nr_waiting : 0);
 	if (!entry.width) {
-		put_entity(id, e, g->vtime);
+		put_entity(id, e, g->vtime, now);
 		return n;
 	}
 	if (is_vm(g)) {
@@ -173,10 +173,9 @@ __noinline u32 add_entity(u32 domain_id, u32 n, u32 id, u64 now)
 	vtime = group_vtime(g, now);
 	share = share_together(g, now);
 	weigh(d, vtime, share);
-	cost = fair_charge(slice_ns, share);
 	entry.key = plan_order(vtime, d->present, ns_since(e->served_ns, now),
 			       starved_ns);
-	entry.cost = (cost >> (d->halvings & 7)) * entry.width;
+	entry.cost = fair_charge(turn_length(d), share) * entry.width;
 	if (vtime_before(last_place(d), entry.key))
 		d->nr_far++;
 	entry.cpus = e->cpus;
@@ -220,7 +219,7 @@ static u64 give_cpus(struct domain *d, struct entity *e, u32 id, u64 free,
 	}
 	if (!had)
 		e->missed = 0;
-	e->missed |= given & ~e->running;
+	__sync_fetch_and_or(&e->missed, given & ~e->running);
 	e->called = 0;
 	e->planned = had | given;
 	e->turn = d->turn;
@@ -249,7 +248,7 @@ static void pass_on(struct cpu_state *c, s32 cpu, const struct entity *e,
 
 	if (e && c->sleeps_soon && !c->lent_pid && ran_ns < moment_ns &&
 	    sleeps_often(e, d)) {
-		c->asked = 1;
+		c->asked_ns = now + moment_ns - ran_ns;
 		if (set_alarm(cpu, moment_ns - ran_ns))
 			return;
 	}
@@ -275,16 +274,6 @@ static void count_turn(const struct entity *e, struct group *g, u32 width)
 		count(&g->info.stats.turns_partial);
 }
 
-/* Too few CPUs are left for who stands at @vtime. */
-static void leave_out(struct domain *d, u64 vtime)
-{
-	count_effect(MECH_PACKING);
-	if (d->out)
-		return;
-	d->out = 1;
-	d->out_vtime = vtime;
-}
-
 /* Entry @i of the plan has CPUs of @free; returns those that are left. In the
  * @first_pass those are left out for whom there are too few. */
 __noinline u64 serve_entry(u32 domain_id, u32 i, u64 free, bool first_pass)
@@ -300,8 +289,7 @@ __noinline u64 serve_entry(u32 domain_id, u32 i, u64 free, bool first_pass)
 	entry = &d->entries[i & (PLAN_ENTRIES - 1)];
 	own = free & entry->cpus;
 	if (!entry->width || !own ||
-	    (first_pass && d->out &&
-	     !plan_passes(entry->key, entry->cost, d->out_vtime)))
+	    (first_pass && !plan_passes(entry->key, entry->cost, d->out_vtime)))
 		return free;
 	if (!entry->entity) {
 		cpu_at(cpu_with(d, own))->slot = SLOT_BOUND;
@@ -320,7 +308,10 @@ __noinline u64 serve_entry(u32 domain_id, u32 i, u64 free, bool first_pass)
 	wanted = together ? entry->width : 1;
 	if (first_pass && is_on(MECH_PACKING) && e->patient != d->turn &&
 	    plan_leaves_out(cpus_in(own), wanted, i == 0)) {
-		leave_out(d, entry->key);
+		count_effect(MECH_PACKING);
+		/* In their order: of several the first one counts. */
+		if (vtime_before(entry->key, d->out_vtime))
+			d->out_vtime = entry->key;
 		return free;
 	}
 	if (together && e->turn != d->turn)
@@ -405,7 +396,7 @@ __noinline u32 begin_plan(u32 domain_id, u64 now)
 	d->claimed = 0;
 	d->bound_sum = 0;
 	d->nr_bound = 0;
-	d->out = 0;
+	d->out_vtime = d->present + (1ULL << 62);
 	bpf_for(i, 0, d->nr_cpus) {
 		u32 cpu = d->cpu[i & (DOMAIN_CPUS - 1)];
 		struct cpu_state *c = cpu_at(cpu);
@@ -420,21 +411,18 @@ __noinline u32 begin_plan(u32 domain_id, u64 now)
 	return n;
 }
 
-/* Does @c, in whose slot somebody else or nobody is, have to look again? */
-static bool has_to_change(const struct cpu_state *c)
+/* Do tasks wait for whom @c is by @slot, whose entity is @e? */
+static bool slot_waits(const struct cpu_state *c, u32 slot,
+		       const struct entity *e)
 {
-	struct entity *e;
+	return (e ? e->nr_waiting : slot ? c->nr_bound : 0) > 0;
+}
 
-	if (c->pull_from)
-		return true;
-	if (!c->slot)
-		return false;
-	if (c->slot == SLOT_BOUND)
-		return !c->bound || c->nr_bound > 0;
-	if (c->slot != c->entity)
-		return true;
-	e = lookup_entity(c->slot);
-	return e && e->nr_waiting > 0;
+/* And does one of them run there? */
+static bool slot_runs(const struct cpu_state *c, u32 slot,
+		      const struct entity *e)
+{
+	return e ? c->entity == slot : slot && c->bound;
 }
 
 /* The plan of domain @domain_id is made: its CPUs follow it. */
@@ -447,26 +435,19 @@ __noinline int follow_plan(u32 domain_id, u64 now)
 	bpf_for(i, 0, d->nr_cpus) {
 		u32 cpu = d->cpu[i & (DOMAIN_CPUS - 1)];
 		struct cpu_state *c = cpu_at(cpu);
+		struct entity *e = entity_in_slot(c->slot);
 
 		if (has_to_look(c, now))
 			look_at_resting(c, cpu);
-		else if (has_to_change(c))
-			pass_on(c, cpu,
-				c->pull_from ? NULL : entity_in_slot(c->slot),
-				d, now);
+		else if (c->pull_from)
+			resched(c, cpu, now);
+		else if (c->slot && (!slot_runs(c, c->slot, e) ||
+				     slot_waits(c, c->slot, e)))
+			pass_on(c, cpu, e, d, now);
 		else if (c->slot)
 			d->nr_kept++;
 	}
 	return 0;
-}
-
-/* Is somebody left out of a turn of @d? */
-static void set_short(struct domain *d, bool is_short)
-{
-	if (d->is_short == is_short)
-		return;
-	d->is_short = is_short;
-	__sync_fetch_and_add(&nr_short, is_short ? 1 : -1);
 }
 
 /* Group @id has all the CPUs of @d that it can use: it is owed no more than a bound.
@@ -508,9 +489,12 @@ __noinline int end_plan(u32 domain_id, u32 n, u64 now)
 		}
 		if (!entry->width || planned_cpus(e, d) == (e->cpus & d->cpus))
 			bound_credit(d, e->group, now);
-		put_entity(entry->entity, e, entry->key);
+		put_entity(entry->entity, e, entry->key, now);
 	}
-	set_short(d, left);
+	if (d->is_short != left) {
+		d->is_short = left;
+		__sync_fetch_and_add(&nr_short, left ? 1 : -1);
+	}
 	return 0;
 }
 
@@ -602,14 +586,10 @@ static void begin_turns(struct domain *d, u64 now)
  * common to all domains, so it tells which of two is the more crowded one.
  */
 static bool is_worth_moving(const struct domain *d, const struct domain *from,
-			    struct group *g, bool idle, u64 now)
+			    struct group *g, u64 now)
 {
-	u64 margin;
-
-	if (idle)
-		return true;
-	margin = balance_margin(slice_cost(g, now), tasks_at_once(g),
-				distance_between(d->cpu[0], from->cpu[0]));
+	u64 margin = balance_margin(slice_cost(g, now), tasks_at_once(g),
+				    distance_between(d->cpu[0], from->cpu[0]));
 	return vtime_before(from->left_vtime + margin, d->served_vtime);
 }
 
@@ -665,7 +645,7 @@ __noinline int look_far(u32 domain_id, u64 free, u64 now)
 		return 0;
 	free &= usable_cpus(from->left_group, domain_id);
 	idle = cpus_in(free) >= (g->home ? plan_rule(g->mean_width) : 1);
-	if (is_worth_moving(d, from, g, idle, now))
+	if (idle || is_worth_moving(d, from, g, now))
 		move_here_from(d, d->far, g, free);
 	return 0;
 }
@@ -688,13 +668,6 @@ static void make_plan(struct domain *d, u64 now)
 	follow_plan(id, now);
 }
 
-/* Does somebody wait for a CPU of @d, or is one left out in another domain, who may
- * come? */
-static bool is_crowded(const struct domain *d)
-{
-	return d->nr_waiting > 0 || nr_short;
-}
-
 /* Nobody competes for the CPUs of @d any more: they are nobody's. */
 static void drop_plan(struct domain *d, u64 now)
 {
@@ -711,7 +684,8 @@ static int turn_ends(void *map, u32 *key, struct timer *timer)
 	u64 now = bpf_ktime_get_ns();
 
 	d->timed_on = bpf_get_smp_processor_id();
-	if (is_crowded(d)) {
+	/* Or who is left out in another domain may come. */
+	if (d->nr_waiting > 0 || nr_short) {
 		make_plan(d, now);
 		if (time_turn(d, now))
 			return 0;

@@ -28,7 +28,6 @@ static void run_receiver(u32 queue, s32 pid, u64 now)
 	const struct hint receiver = {
 		.pid = pid,
 		.queue = queue,
-		.reason = HINT_IPI,
 		.mechanism = MECH_IPI,
 		.until_ns = now + slice_ns,
 	};
@@ -57,8 +56,7 @@ static void run_receiver(u32 queue, s32 pid, u64 now)
 	c = cpu_at(cpu);
 	last = &c->hints[HINTS_SIBLING];
 	/* Another receiver may be about to have it. */
-	if (last->pid && last->reason == HINT_IPI &&
-	    vtime_before(now, last->until_ns))
+	if (last->pid && !last->group && vtime_before(now, last->until_ns))
 		return;
 	give_hint(c, &receiver);
 	kick_cpu(cpu, SCX_KICK_PREEMPT);
@@ -99,8 +97,8 @@ int BPF_PROG(ipi_answered, void *apic, int vector)
 	/* Most interrupts are none of these. */
 	if (!tc || !tc->signals.maybe_open || vector < 0)
 		return 0;
-	/* Before they are looked at: a sender may set it meanwhile. */
-	tc->signals.maybe_open = 0;
+	/* Before they are looked at, by a full barrier: a sender may set it meanwhile. */
+	__sync_lock_test_and_set(&tc->signals.maybe_open, 0);
 	for (i = 0; i < OPEN_IPIS; i++) {
 		struct open_ipi *ipi = &tc->signals.open[i];
 		u64 sent_ns = ipi->sent_ns;
@@ -124,7 +122,7 @@ static void forget_unseen_ipis(struct task_ctx *tc)
 {
 	u32 i;
 
-	if (!eois_hidden)
+	if (!eois_hidden || !tc->signals.maybe_open)
 		return;
 	for (i = 0; i < OPEN_IPIS; i++)
 		tc->signals.open[i].sent_ns = 0;
@@ -158,29 +156,43 @@ static void on_spin_end(struct task_struct *p)
 		c->yields_pid = 0;
 }
 
+/* CPU @cpu is to look again what it runs at some time. Is that now? Its alarm, which
+ * rings, may have been set for something else. */
+static bool is_asked(struct cpu_state *c, s32 cpu, u64 now)
+{
+	u64 asked_ns = c->asked_ns;
+
+	if (!asked_ns)
+		return false;
+	if (vtime_before(now, asked_ns) && set_alarm(cpu, asked_ns - now))
+		return false;
+	c->asked_ns = 0;
+	return true;
+}
+
 /* The alarm of CPU @cpu rings. A task that runs elsewhere since may have set it: then
- * there is nothing to do. */
+ * there is nothing to do. If another CPU set it, nothing is known of who runs. */
 static int alarm_rings(void *map, u32 *cpu, struct timer *alarm)
 {
 	struct task_struct *p = bpf_get_current_task_btf();
-	struct task_ctx *tc = lookup_task_may_fail(p);
+	struct task_ctx *tc = is_here(*cpu) ? lookup_task_may_fail(p) : NULL;
 	struct cpu_state *c = cpu_at(*cpu);
 	s32 pid = p->pid;
 	u64 now = bpf_ktime_get_ns();
-	bool yields, polls, asked = c->asked;
+	bool yields, polls, asked;
 
 	yields = tc && c->yields_pid == pid;
-	/* Not if another class has the vCPU, or this timer came to another CPU. */
-	polls = tc && tc->run_at_ns && c->polls_pid == pid && is_here(*cpu);
+	/* Not if another class has the vCPU. */
+	polls = tc && tc->run_at_ns && c->polls_pid == pid;
 	c->yields_pid = 0;
 	c->polls_pid = 0;
-	c->asked = 0;
 	if (polls)
 		end_polling(c, *cpu, p);
 	if (tc && tc->run_at_ns && obey_cap(p, tc) && !tc->parks)
 		set_alarm(*cpu, CAP_LOOK_NS);
+	asked = is_asked(c, *cpu, now);
 	if ((yields && gives_way(c, *cpu, tc, pid)) || c->leaves_hook ||
-	    c->samples || asked || (tc && tc->parks))
+	    asked || (tc && tc->parks))
 		kick_cpu(*cpu, SCX_KICK_PREEMPT);
 	else if (c->lent_pid)
 		resched(c, *cpu, now);

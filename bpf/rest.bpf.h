@@ -13,17 +13,6 @@
 #ifndef COHORT_REST_BPF_H
 #define COHORT_REST_BPF_H
 
-/* vCPU @tc, thread @pid, begins to rest on @c, of @cpu. One for each CPU does. */
-static void begin_rest(struct task_ctx *tc, s32 pid, struct group *g,
-		       struct cpu_state *c, s32 cpu)
-{
-	if (c->resting_pid)
-		return;
-	c->resting_pid = pid;
-	tc->rests_on = cpu + 1;
-	__sync_fetch_and_add(&g->nr_resting, 1);
-}
-
 /* The vCPU that rests on @c, of @cpu, does not run there. */
 static void unmark_quiet(struct cpu_state *c, struct domain *d, s32 cpu)
 {
@@ -65,14 +54,15 @@ static void note_often(struct domain *d, s32 cpu, bool often)
 }
 
 /* What is known of the vCPU @tc counts no more. */
-static void forget_halts(struct task_ctx *tc)
+static void forget_halts(struct task_struct *p, struct task_ctx *tc)
 {
+	s32 cpu = scx_bpf_task_cpu(p);
+
 	if (!tc->halts_on_cpu)
 		return;
 	end_rest(tc);
 	tc->halted_average = 0;
-	if (tc->last_cpu >= 0)
-		note_often(domain_with(tc->last_cpu), tc->last_cpu, false);
+	note_often(domain_with(cpu), cpu, false);
 }
 
 /* MPERF is that of the CPU on which a program runs, which as a rule is the one whose
@@ -127,7 +117,7 @@ __noinline u64 count_halted(struct task_struct *p __arg_trusted, u64 now)
 	if (elapsed_ns < REST_LEAST_NS || !is_here(cpu))
 		return 0;
 	if (!is_on(MECH_HALTED)) {
-		forget_halts(tc);
+		forget_halts(p, tc);
 		return 0;
 	}
 	halted_ns = halt_counts(&tc->halt, now, true);
@@ -136,20 +126,17 @@ __noinline u64 count_halted(struct task_struct *p __arg_trusted, u64 now)
 		end_rest(tc);
 		return halted_ns;
 	}
-	if (!rests)
-		begin_rest(tc, p->pid, g, c, cpu);
+	/* One for each CPU does. */
+	if (!rests && !c->resting_pid) {
+		c->resting_pid = p->pid;
+		tc->rests_on = cpu + 1;
+		__sync_fetch_and_add(&g->nr_resting, 1);
+	}
 	if (c->resting_pid == p->pid && !c->rests) {
 		c->rests = 1;
 		__sync_fetch_and_or(&d->quiet, bit_of(cpu));
 	}
 	return halted_ns;
-}
-
-/* The vCPU that rests on @c, of @cpu, has run there. */
-static void leave_rest(struct cpu_state *c, struct domain *d, s32 cpu, u64 now)
-{
-	unmark_quiet(c, d, cpu);
-	c->looked_ns = now;
 }
 
 /* A CPU of @d that @e may use and whose vCPU rests there is for @e in this turn; false:
@@ -238,9 +225,10 @@ static void sample(const struct task_ctx *tc, const struct domain *d, s32 cpu)
 
 	if (!(d->often & bit_of(cpu)) || c->lent_pid || !others_wait(d))
 		return;
-	c->samples = tc->rests_on || set_alarm(cpu, REST_LOOK_NS);
 	if (tc->rests_on)
 		kick_cpu(cpu, SCX_KICK_PREEMPT);
+	else if (set_alarm(cpu, REST_LOOK_NS))
+		c->asked_ns = bpf_ktime_get_ns() + REST_LOOK_NS;
 }
 
 /* The vCPU that rests on @c, of @cpu, is to have that for a moment. */

@@ -96,8 +96,7 @@ static s32 lacking_cpu_for(struct task_struct *p, const struct task_ctx *tc,
 	u64 lacks;
 	s32 cpu;
 
-	if (!d->crowded || !e || e->group != tc->group ||
-	    e->domain != domain_of(prev_cpu))
+	if (!e || e->group != tc->group || e->domain != domain_of(prev_cpu))
 		return -1;
 	lacks = lacking_cpus(e, d);
 	if (!lacks)
@@ -144,7 +143,7 @@ static s32 idle_cpu_for(struct task_struct *p, const struct task_ctx *tc,
 	bool is_idle = false;
 	s32 cpu;
 
-	if (tc && !any_idle(tc, domain_with(prev_cpu)))
+	if (tc && all_crowded() && !idle_cpus(tc, domain_with(prev_cpu)))
 		return -EBUSY;
 	cpu = scx_bpf_select_cpu_dfl(p, prev_cpu, wake_flags, &is_idle);
 	return is_idle ? cpu : -EBUSY;
@@ -181,7 +180,7 @@ static bool call_cpu(struct entity *e, const struct task_ctx *tc, u64 here,
 
 	if (!woke)
 		lacks &= ~here;
-	if (!lacks || !d->crowded)
+	if (!lacks)
 		return false;
 	bit = plan_next(lacks, here, lacks);
 	cpu = cpu_with(d, bit);
@@ -297,9 +296,10 @@ static bool stands_first(const struct cpu_state *c, u32 slot, s32 cpu,
 		return false;
 	/* NULL: it has left, or is not there yet. */
 	head = __COMPAT_scx_bpf_dsq_peek(slot_queue(slot, cpu));
-	return !head || vtime_before(c->bound ? c->bound_vtime + tc->bound_cost
-					      : tc->vtime,
-				     head->scx.dsq_vtime);
+	return !head ||
+	       vtime_before(c->bound ? c->bound_present + tc->bound_cost
+				     : tc->vtime,
+			    head->scx.dsq_vtime);
 }
 
 /* Run one of those that wait for whom @cpu, with @slot, is in this turn. */
@@ -344,14 +344,13 @@ void BPF_STRUCT_OPS(cohort_dispatch, s32 cpu, struct task_struct *prev)
 		return;
 	if (has_to_unpark(d))
 		unpark(d->id);
-	c->samples = 0;
 	/* Once: a plan may change it meanwhile. */
 	slot = READ_ONCE(c->slot);
 	e = entity_in_slot(slot);
-	waits = (e ? e->nr_waiting : slot ? c->nr_bound : 0) > 0;
+	waits = slot_waits(c, slot, e);
 	if (looks(c, cpu) || follow_hints(c, cpu, waits) || pulls(c, cpu))
 		return;
-	own = prev && (e ? c->entity == slot : slot && c->bound);
+	own = prev && slot_runs(c, slot, e);
 	/* In another's turn nothing is asked of who ran: it is charged as it stops. */
 	if (waits && !own && serve_slot(slot, cpu))
 		return;
@@ -519,7 +518,6 @@ static void enter_bound(struct task_ctx *tc, struct group *g,
 	if (tc->bound_on == cpu + 1 &&
 	    vtime_before(c->bound_present, tc->bound_vtime))
 		c->bound_present = tc->bound_vtime;
-	c->bound_vtime = c->bound_present;
 	c->bound_share = share_apart(g, now);
 }
 
@@ -537,7 +535,7 @@ static void enter_cpu(struct task_struct *p, struct task_ctx *tc,
 	c->sleeps_soon =
 		tc->is_vcpu && tc->runs_for_ns < wake_loan_ns(slice_ns);
 	if (e) {
-		find_cpus(p, tc, e);
+		find_cpus(p, tc, g, e);
 		__sync_fetch_and_or(&e->running, bit_of(cpu));
 	}
 	c->bound = !e || is_apart(p, tc, e);
@@ -572,7 +570,7 @@ static void look_up_place(struct task_ctx *tc, struct group *g, u64 now)
 	    before)
 		return;
 	g->info.cohort_rule = rule ? *rule : COHORT_AUTO;
-	set_parent(tc->group, place_of_vm(tc->cgroup_group));
+	set_parent(g, place_of_vm(tc->cgroup_group));
 }
 
 void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
@@ -595,7 +593,6 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 	tc->run_at_ns = now;
 	tc->charged_ns = p->se.sum_exec_runtime;
 	tc->charged_at_ns = now;
-	tc->last_cpu = cpu;
 	tc->parks = 0;
 	if (c->lent_pid != p->pid)
 		c->lent_pid = 0;
@@ -610,7 +607,7 @@ void BPF_STRUCT_OPS(cohort_running, struct task_struct *p)
 	/* Turns and ticks may go in step, so that it meets no tick. */
 	if (is_throttled(tc->cgroup_group))
 		set_alarm(cpu, CAP_LOOK_NS);
-	if (tc->is_vcpu && is_vm(g) &&
+	if (tc->is_vcpu &&
 	    vtime_before(g->parent_checked_ns + PARENT_FRESH_NS, now))
 		look_up_place(tc, g, now);
 }
@@ -631,8 +628,10 @@ static void leave_cpu(struct task_struct *p, struct task_ctx *tc,
 	if (tc->is_vcpu)
 		tc->runs_for_ns =
 			wake_runs_for(tc->runs_for_ns, ran_ns, !runnable);
-	if (tc->rests_on)
-		leave_rest(c, d, cpu, now);
+	if (tc->rests_on) {
+		unmark_quiet(c, d, cpu);
+		c->looked_ns = now;
+	}
 	/* The next one may have the CPU for a moment already: its dispatch came
 	 * before. */
 	if (c->lent_pid == p->pid) {
@@ -644,7 +643,7 @@ static void leave_cpu(struct task_struct *p, struct task_ctx *tc,
 	c->entity = 0;
 	c->bound = 0;
 	c->sleeps_soon = 0;
-	c->asked = 0;
+	c->asked_ns = 0;
 }
 
 /* @tc stops, as it sleeps or although it is @runnable: how long after it woke a sibling
@@ -680,26 +679,20 @@ void BPF_STRUCT_OPS(cohort_stopping, struct task_struct *p, bool runnable)
 	tc->ready_at_ns = runnable ? now : 0;
 }
 
-/* @tc sleeps or goes. */
-static void stop_being_runnable(struct task_ctx *tc)
-{
-	stop_waiting(tc);
-	forget_halts(tc);
-	if (!tc->is_runnable)
-		return;
-	tc->is_runnable = 0;
-	group_runnable(tc->group, tc, -1);
-}
-
 void BPF_STRUCT_OPS(cohort_quiescent, struct task_struct *p, u64 deq_flags)
 {
 	struct task_ctx *tc = lookup_task_may_fail(p);
 
 	if (!tc)
 		return;
-	stop_being_runnable(tc);
+	stop_waiting(tc);
+	forget_halts(p, tc);
 	tc->ready_at_ns = 0;
 	tc->throttled_ns = 0;
+	if (!tc->is_runnable)
+		return;
+	tc->is_runnable = 0;
+	group_runnable(tc->group, tc, -1);
 }
 
 void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
@@ -743,7 +736,6 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_init_task, struct task_struct *p,
 		return -ENOMEM;
 	tc->cgroup_group = group_of(args->cgroup);
 	tc->group = tc->cgroup_group;
-	tc->last_cpu = -1;
 	count_process(tc->cgroup_group, p->tgid, 1);
 	return 0;
 }
@@ -756,11 +748,6 @@ void BPF_STRUCT_OPS(cohort_exit_task, struct task_struct *p,
 
 	if (!tc)
 		return;
-	if (args->cancelled) {
-		count_process(tc->cgroup_group, p->tgid, -1);
-		return;
-	}
-	stop_being_runnable(tc);
 	if (tc->is_vcpu)
 		bpf_map_delete_elem(&cohort_waits, &tid);
 	leave_group(tc);
@@ -776,7 +763,7 @@ void BPF_STRUCT_OPS(cohort_set_cpumask, struct task_struct *p,
 	if (!tc)
 		return;
 	tc->cpus_domain = 0;
-	forget_halts(tc);
+	forget_halts(p, tc);
 }
 
 s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_cgroup_init, struct cgroup *cgrp,
@@ -799,7 +786,7 @@ s32 BPF_STRUCT_OPS_SLEEPABLE(cohort_cgroup_init, struct cgroup *cgrp,
 	if (!id || !g ||
 	    bpf_map_update_elem(&group_of_cgroup, &cgroup_id, &id, BPF_ANY)) {
 		/* Its tasks run as the root's: less fair, not less safe. */
-		count(&host_stats.group_exhausted);
+		count(&host_stats.exhausted);
 		return 0;
 	}
 	g->info.cgroup_id = cgroup_id;

@@ -30,9 +30,7 @@ struct signals {
 	u32 maybe_open; /* 0: none of them is */
 };
 
-/* Thread @from now waits for thread @to to end an interrupt of @vector. Whether that
- * waits for a CPU itself is looked at afterwards, and the receiver looks when it
- * begins to: both miss it only in the few ns in which one's note is on its way. */
+/* Thread @from now waits for thread @to to end an interrupt of @vector. */
 static __always_inline void open_ipi(struct signals *sender, s32 from,
 				     struct signals *receiver, s32 to,
 				     u32 vector, u64 now)
@@ -43,7 +41,7 @@ static __always_inline void open_ipi(struct signals *sender, s32 from,
 	ipi->vector = vector;
 	ipi->sent_ns = now;
 	sender->ipi_to = to;
-	/* A full barrier before that look. */
+	/* Behind a full barrier: who sees it sees the IPI. */
 	__sync_lock_test_and_set(&receiver->maybe_open, 1);
 }
 

@@ -82,8 +82,8 @@ struct entity_node {
 enum entity_state {
 	ENTITY_FREE = 0,
 	ENTITY_IDLE, /* has no task; its node is stashed in it */
-	ENTITY_LISTED, /* its node is in its domain's tree */
-	ENTITY_TAKEN, /* somebody has taken the node out, to put it back */
+	ENTITY_BUSY, /* its node is in its domain's tree, or somebody has taken it
+			out, to put it back */
 };
 
 /* A group in a domain: those of its tasks there that may run on the same CPUs. The
@@ -143,8 +143,7 @@ struct domain {
 	u64 planned_ns; /* when it was made */
 	u64 present; /* virtual time, ns: see plan_present() */
 	u64 mean; /* virtual time of those that took part in it: see plan_mean() */
-	u64 out_vtime; /* of the first one that found too few CPUs left */
-	u32 out; /* there is one */
+	u64 out_vtime; /* of the first one that found too few CPUs left, or far ahead */
 	s64 lag_sum; /* see plan_mean(); while one is made */
 	u64 share_sum;
 	u64 resting; /* CPUs to which a vCPU is bound that rests, */
@@ -171,9 +170,7 @@ struct domain {
 
 /* Why a task is to run next on a CPU. */
 enum hint_reason {
-	HINT_NONE = 0,
-	HINT_YIELD, /* a sibling gives its turn to it */
-	HINT_IPI, /* it got an IPI, and a sibling has a CPU */
+	HINT_NONE = 0, /* none; or of a yield or an IPI, by its mechanism */
 	HINT_WAKE, /* it woke, and what runs has had more */
 	HINT_LOAN, /* it woke, and has the CPU for a moment */
 };
@@ -204,8 +201,8 @@ struct cpu_state {
 	u64 run_at_ns; /* when it did */
 	u32 bound; /* it is apart, and then: */
 	u32 bound_share; /* what it is charged by, of SHARE_ONE */
-	u64 bound_vtime; /* its virtual time when it started */
-	u64 bound_present; /* virtual time of the last such task; its own clock */
+	u64 bound_present; /* virtual time of the last such task when it started: a
+			      clock of its own */
 	u64 bound_offset; /* among groups they stand so far behind that; by plans */
 	u64 bound_served_ns; /* when a plan saw one of them run last, or they began
 				to want the CPU */
@@ -218,12 +215,13 @@ struct cpu_state {
 	u32 rests; /* the running task rests */
 	s32 resting_pid; /* the vCPU bound to it that rests, 0: none */
 	u32 looks; /* it is to have the CPU for a moment; any CPU */
-	u32 samples; /* does the running vCPU rest? It is asked in a moment */
 	u64 looked_ns; /* when it had it last */
 	u32 leaves_hook; /* how often the running vCPU was let out of a hook */
 	u32 looked_again; /* idle, as a task waited that it may not run */
 	u32 sleeps_soon; /* the running vCPU does, as a rule */
-	u32 asked; /* somebody whose turn it is waits for that; any CPU */
+	u64 alarm_ns; /* when its alarm rings; any CPU */
+	u64 asked_ns; /* it looks again what it runs then, 0: when its slice ends;
+			 any CPU */
 	s32 nr_bound; /* tasks that wait for this CPU only; any CPU, atomic */
 	struct hint hints[NR_HINTS]; /* any CPU */
 
@@ -276,7 +274,8 @@ struct group {
 	struct bpf_timer cap_timer; /* refills budget_ns each period */
 } __attribute__((aligned(CACHE_LINE)));
 
-/* What is known of one task. Written in its own ops, under its rq's lock. */
+/* What is known of one task. Written in its own ops, under its rq's lock; where it waits,
+ * also by who unparks it. */
 struct task_ctx {
 	u32 group; /* that pays for it */
 	u32 cgroup_group; /* of its cgroup */
@@ -294,14 +293,13 @@ struct task_ctx {
 	u64 lent_until_ns; /* when a moment ends for which it had a CPU */
 	u64 cpus; /* of domain cpus_domain, that it may run on */
 	u32 cpus_domain; /* + 1; 0: to be found */
-	s32 last_cpu; /* it ran on, -1: none */
 	u64 kvm; /* of the vCPU it runs */
 	u64 vtime; /* ns of virtual time inside its group */
 	u64 bound_vtime; /* like a group's, by which it waits for one CPU, */
 	u32 bound_on; /* this one + 1; 0: it has run since */
 	u64 bound_cost; /* virtual time that it used since it waited */
 	u32 parks; /* a tick stopped it for its cap */
-	u64 parked_at_ns; /* when it was parked, 0: it is not */
+	u64 parked_at_ns; /* when it was parked last */
 	u64 throttled_ns; /* of its present waiting, parked */
 	u64 ready_at_ns; /* when it began to wait, 0: it does not */
 	u64 charged_ns; /* of its CPU time, as the kernel counts that */

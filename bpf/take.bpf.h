@@ -10,7 +10,8 @@
 enum {
 	TAKE_TRIES = 8, /* tasks of a queue that are looked at */
 	FILL_TRIES =
-		8, /* entities taken out of the tree by a CPU with nothing to do */
+		8, /* entities taken out of the tree by a CPU with nothing to do;
+			   a power of two */
 	MAX_SIBLINGS = 256, /* waiting ones looked through for one */
 };
 
@@ -159,21 +160,12 @@ static u64 taking_cpus(u32 domain_id, s32 cpu)
 	return domain_of(cpu) == domain_id ? bit_of(cpu) : ~0ULL;
 }
 
-/* Which of the tasks of an entity a CPU takes. */
-enum take_which {
-	TAKE_BEST, /* see take_of(); in a dispatch only */
-	TAKE_NEAR, /* one that is there already */
-	TAKE_FIRST, /* see take_allowed(); outside of a dispatch */
-};
-
-/* Run a task of those that competed for this turn of domain @domain_id, in their
- * order. */
-static __always_inline bool take_entry(u32 domain_id, s32 cpu,
-				       const enum take_which which)
+/* In a dispatch: run a task of those that competed for this turn of domain @domain_id, in
+ * their order: see take_of(). @near: one that is there already. */
+__noinline bool take_entry(u32 domain_id, s32 cpu, bool near)
 {
 	struct domain *d = domain_at(domain_id);
-	u64 taking = taking_cpus(domain_id, cpu);
-	bool taken;
+	u64 taking = taking_cpus(domain_id, cpu), length = turn_length(d);
 	u32 i;
 
 	bpf_for(i, 0, d->nr_entries) {
@@ -183,61 +175,62 @@ static __always_inline bool take_entry(u32 domain_id, s32 cpu,
 
 		if (!e || !(entry->cpus & taking))
 			continue;
-		if (which == TAKE_NEAR)
-			taken = take_if_near(e, id, cpu, turn_length(d));
-		else if (which == TAKE_FIRST)
-			taken = e->nr_waiting > 0 && take_allowed(id, cpu);
-		else
-			taken = take_of(e, id, cpu, turn_length(d));
-		if (taken)
+		if (near ? take_if_near(e, id, cpu, length)
+			 : take_of(e, id, cpu, length))
 			return true;
 	}
 	return false;
 }
 
-__noinline bool take_near_entry(u32 domain_id, s32 cpu)
-{
-	return take_entry(domain_id, cpu, TAKE_NEAR);
-}
-
-__noinline bool take_best_entry(u32 domain_id, s32 cpu)
-{
-	return take_entry(domain_id, cpu, TAKE_BEST);
-}
-
+/* Outside of a dispatch: run the first of them that may run on @cpu. */
 __noinline bool take_first_entry(u32 domain_id, s32 cpu)
 {
-	return take_entry(domain_id, cpu, TAKE_FIRST);
+	struct domain *d = domain_at(domain_id);
+	u64 taking = taking_cpus(domain_id, cpu);
+	u32 i;
+
+	bpf_for(i, 0, d->nr_entries) {
+		struct plan_entry *entry = &d->entries[i & (PLAN_ENTRIES - 1)];
+		u32 id = entry->entity;
+		struct entity *e = id ? lookup_entity(id) : NULL;
+
+		if (e && entry->cpus & taking && e->nr_waiting > 0 &&
+		    take_allowed(id, cpu))
+			return true;
+	}
+	return false;
 }
 
 /* Run a task of one of the first entities of domain @domain_id that has one for
  * @cpu. */
 __noinline bool take_listed(u32 domain_id, s32 cpu)
 {
-	struct domain *d = domain_at(domain_id);
 	u64 taking = taking_cpus(domain_id, cpu), now = bpf_ktime_get_ns();
-	bool taken = false;
-	u32 i, nr;
+	u32 taken[FILL_TRIES] = {}, i;
+	bool runs = false;
 
-	nr = d->nr_listed < FILL_TRIES ? d->nr_listed : FILL_TRIES;
-	bpf_for(i, 0, nr) {
+	bpf_for(i, 0, FILL_TRIES) {
 		u32 id = take_entity(domain_id);
-		struct entity *e;
-		struct group *g;
+		struct entity *e = id ? lookup_entity(id) : NULL;
 
-		if (!id)
+		if (!e)
 			break;
-		e = lookup_entity(id);
-		g = e ? lookup_group(e->group) : NULL;
-		if (!g)
-			break;
-		taken = e->cpus & taking && take_of(e, id, cpu, slice_ns);
-		/* Behind those that were not looked at. */
-		put_entity(id, e, group_vtime(g, now) + i);
-		if (taken)
+		taken[i & (FILL_TRIES - 1)] = id;
+		runs = e->cpus & taking && take_of(e, id, cpu, slice_ns);
+		if (runs)
 			break;
 	}
-	return taken;
+	/* At the end, or the first one would be found again and again. */
+	bpf_for(i, 0, FILL_TRIES) {
+		u32 id = taken[i & (FILL_TRIES - 1)];
+		struct entity *e = id ? lookup_entity(id) : NULL;
+		struct group *g = e ? lookup_group(e->group) : NULL;
+
+		if (!g)
+			break;
+		put_entity(id, e, group_vtime(g, now), now);
+	}
+	return runs;
 }
 
 /* Run a task that is bound to another CPU of @d, but need not be. Other CPUs begin to
@@ -286,9 +279,9 @@ __noinline bool take_next(u32 domain_id, s32 cpu)
 	/* One that is here already first, whoever comes next: sleeping-barrier-3x8 does
 	 * 0.5 % more so. */
 	return (domain_of(cpu) == domain_id && somebody_waits_at(c) &&
-		take_near_entry(domain_id, cpu)) ||
-	       take_best_entry(domain_id, cpu) || take_listed(domain_id, cpu) ||
-	       take_unbound(d, cpu);
+		take_entry(domain_id, cpu, true)) ||
+	       take_entry(domain_id, cpu, false) ||
+	       take_listed(domain_id, cpu) || take_unbound(d, cpu);
 }
 
 /* Run whoever waits in domain @from, which is another one. */

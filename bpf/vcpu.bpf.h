@@ -19,7 +19,7 @@ static void become_vcpu(struct task_struct *p, struct task_ctx *tc, u64 kvm)
 
 	if (!id)
 		return;
-	forget_halts(tc);
+	forget_halts(p, tc);
 	/* A thread of the process is one already. */
 	is_member = id == tc->group;
 	if (!is_member)

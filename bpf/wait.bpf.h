@@ -63,10 +63,7 @@ static u32 waiting_domain(struct task_struct *p, struct group *g, u32 domain_id)
 		set_home(g, 0, (may_run_in(p, home) ? home : domain_id) + 1);
 	}
 	home = g->home ? g->home - 1 : domain_id;
-	if (home == domain_id || is_migration_disabled(p) ||
-	    !may_run_in(p, home))
-		return domain_id;
-	return home;
+	return home == domain_id || may_run_in(p, home) ? home : domain_id;
 }
 
 /* One more of @e waits at @cpu, where it ran last or was woken to. */
@@ -82,8 +79,8 @@ static void note_near(struct entity *e, s32 cpu)
 static bool wait_together(struct task_struct *p, struct task_ctx *tc,
 			  struct group *g, s32 cpu, struct place *to)
 {
+	u32 id, of_group;
 	struct entity *e;
-	u32 of_group;
 
 	/* One in the middle of a hook cannot move. */
 	if (is_migration_disabled(p))
@@ -91,8 +88,9 @@ static bool wait_together(struct task_struct *p, struct task_ctx *tc,
 	e = entity_for(tc, to->d->id);
 	if (!e)
 		return false;
+	id = tc->entity;
 	of_group = e->group;
-	find_cpus(p, tc, e);
+	find_cpus(p, tc, g, e);
 	__sync_fetch_and_add(&e->nr_waiting, 1);
 	/* It may just have been given back. */
 	if (e->state == ENTITY_FREE || e->group != of_group ||
@@ -104,10 +102,10 @@ static bool wait_together(struct task_struct *p, struct task_ctx *tc,
 	set_apart(tc, g, false);
 	note_near(e, cpu);
 	tc->bound_cost = 0;
-	to->d->waited_last = tc->entity;
+	to->d->waited_last = id;
 	__sync_fetch_and_add(&to->d->nr_waiting, 1);
 	to->e = e;
-	to->queue = tc->entity;
+	to->queue = id;
 	to->key = task_key(tc, g);
 	return true;
 }
@@ -131,13 +129,12 @@ static u64 bound_debt(const struct task_ctx *tc)
 static void wait_bound(struct task_ctx *tc, s32 cpu, struct place *to)
 {
 	struct cpu_state *c = cpu_at(cpu);
-	u64 now = bpf_ktime_get_ns();
 
 	/* Their clock stood still while there were none. */
 	if (c->nr_bound <= 0 &&
-	    ns_since(c->bound_served_ns, now) > BOUND_STALE_NS) {
+	    ns_since(c->bound_served_ns, bpf_ktime_get_ns()) > BOUND_STALE_NS) {
 		c->bound_offset = to->d->present - c->bound_present;
-		c->bound_served_ns = now;
+		c->bound_served_ns = bpf_ktime_get_ns();
 	}
 	tc->bound_vtime =
 		c->bound_present + (tc->rests_on ? starved_ns : bound_debt(tc));
@@ -191,26 +188,36 @@ static void park(struct task_struct *p, struct task_ctx *tc, struct domain *d,
 		wake_parked();
 }
 
-/* May a CPU be idle that the task of @tc may have, in @d or elsewhere? Where tasks wait in
- * each domain, none is elsewhere, as a rule. */
-static bool any_idle(const struct task_ctx *tc, const struct domain *d)
+/* CPUs of @d that are idle, as far as the kernel told, and that the task of @tc may
+ * have. */
+static u64 idle_cpus(const struct task_ctx *tc, const struct domain *d)
 {
-	u64 idle = d->idle & d->cpus;
+	u64 may_have = tc->cpus_domain == d->id + 1 ? tc->cpus : ~0ULL;
 
-	if (tc->cpus_domain == d->id + 1)
-		idle &= tc->cpus;
-	return idle || nr_crowded < nr_domains;
+	return d->idle & d->cpus & may_have;
+}
+
+/* No other CPU is idle, as a rule: tasks wait in each domain. */
+static bool all_crowded(void)
+{
+	return nr_crowded >= nr_domains;
 }
 
 /* A CPU that went idle before it could see that @p waits in @d looks again: see
- * cohort_update_idle(). The kernel may mark it in a moment only; it looks by itself
- * then. */
+ * cohort_update_idle(). */
 static bool wake_idle_cpu(struct task_struct *p, const struct task_ctx *tc,
 			  const struct domain *d)
 {
-	s32 cpu = any_idle(tc, d) ? scx_bpf_pick_idle_cpu(p->cpus_ptr, 0)
-				  : -EBUSY;
+	u64 idle = idle_cpus(tc, d);
+	s32 cpu;
 
+	if (!idle && all_crowded())
+		return false;
+	cpu = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
+	/* Where it was kicked a moment ago, and finds nobody, it is not told of once
+	 * more. Linux 6.12 tells before it marks. */
+	if (cpu < 0 && idle)
+		kick_cpu(cpu_with(d, lowest_cpu(idle)), SCX_KICK_IDLE);
 	if (cpu < 0)
 		return false;
 	kick_cpu(cpu, SCX_KICK_IDLE);

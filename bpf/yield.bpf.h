@@ -139,7 +139,6 @@ static s32 answer_offer(struct task_struct *from, struct task_ctx *giver,
 static void hand_turn_on(struct cpu_state *c, struct group *g,
 			 struct hint *choice)
 {
-	choice->reason = HINT_YIELD;
 	choice->until_ns = bpf_ktime_get_ns() + YIELD_SLICES * slice_ns;
 	count(&g->info.stats.yields_ready);
 	give_hint(c, choice);
@@ -161,7 +160,7 @@ static bool gives_way(struct cpu_state *c, s32 cpu, struct task_ctx *tc,
 	struct hint choice = { .group = tc->group };
 	struct group *g = lookup_group(tc->group);
 
-	if (!g || !is_vm(g) || turn_begins(tc, bpf_ktime_get_ns()))
+	if (!g || turn_begins(tc, bpf_ktime_get_ns()))
 		return false;
 	follow_chain(tc, pid, cpu, &choice);
 	if (!choice.pid)

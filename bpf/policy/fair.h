@@ -120,23 +120,15 @@ static inline u64 fair_uncharged(u64 running, u64 now, u64 slice_ns)
 
 /*
  * Where @vtime stands when its group begins to wait in a domain whose present is
- * @now: sleep, or running where nobody else wanted to, earns no more than @credit.
- */
-static inline u64 fair_floor(u64 vtime, u64 now, u64 credit)
-{
-	return vtime_before(vtime, now - credit) ? now - credit : vtime;
-}
-
-/*
- * The same, but a group owes no more than @debt either. Elsewhere virtual time may
- * run at another pace, and a group that has a CPU to itself there would starve here
- * without a bound.
+ * @now: sleep, or running where nobody else wanted to, earns no more than @credit. And
+ * a group owes no more than @debt. Elsewhere virtual time may run at another pace, and a
+ * group that has a CPU to itself there would starve here without a bound.
  */
 static inline u64 fair_settle(u64 vtime, u64 now, u64 credit, u64 debt)
 {
 	if (vtime_before(now + debt, vtime))
 		return now + debt;
-	return fair_floor(vtime, now, credit);
+	return vtime_before(vtime, now - credit) ? now - credit : vtime;
 }
 
 /*

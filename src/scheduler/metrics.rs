@@ -204,7 +204,7 @@ impl HostStats {
             entities_used: after.host.entities_used,
             entities_most: after.host.entities_most,
             stolen: after.host.stolen.saturating_sub(before.host.stolen),
-            exhausted: exhausted(&after.host).saturating_sub(exhausted(&before.host)),
+            exhausted: after.host.exhausted.saturating_sub(before.host.exhausted),
             blind_spots: after.blind_spots.clone(),
             mechanisms: after.mechanisms_since(before),
             ..HostStats::default()
@@ -227,10 +227,6 @@ impl HostStats {
         }
         host
     }
-}
-
-fn exhausted(events: &intf::host_stats) -> u64 {
-    events.entity_exhausted + events.group_exhausted
 }
 
 /// The groups at the end of a window, with what they did in it.
@@ -539,8 +535,7 @@ mod tests {
     #[test]
     fn what_is_full_is_told_of_groups_and_entities_alike() {
         let mut after = after_one_second(vec![root()]);
-        (after.host.entities_used, after.host.entity_exhausted) = (8191, 2);
-        after.host.group_exhausted = 1;
+        (after.host.entities_used, after.host.exhausted) = (8191, 3);
         let host = HostStats::between(&Reading::at_load(0), &after);
         assert_eq!((host.entities_used, host.exhausted), (8191, 3));
     }

@@ -59,7 +59,7 @@ pub const TESTS: &[Test] = &[
 ];
 
 /// The guest's progress moves on within `PATIENCE`.
-fn assert_progress(guest: &Guest) -> Result<()> {
+pub fn assert_progress(guest: &Guest) -> Result<()> {
     let before = guest.micro.state.progress();
     wait_for("progress of a guest", PATIENCE, || {
         Ok((guest.micro.state.progress() > before).then_some(()))

@@ -19,9 +19,10 @@ use cohort_micro::Spec;
 use tempfile::NamedTempFile;
 
 use crate::Test;
+use crate::faults::assert_progress;
 use crate::host::{
     Guest, HostLoad, SETTLE, Subject, assert_ratio, busy, cohort_stats, gained, lab, pin, shares,
-    start_cohort, start_cohort_with, stop_cohort, under_cohort, vcpus_of, watch,
+    sleepy, start_cohort, start_cohort_with, stop_cohort, under_cohort, vcpus_of, watch,
 };
 
 pub const TESTS: &[Test] = &[
@@ -102,6 +103,10 @@ pub const ACROSS_DOMAINS: &[Test] = &[
     ("weights_compound_across_domains", || {
         across_domains(nested_weights)
     }),
+    (
+        "when_the_last_cpu_of_a_domain_goes_offline_who_waits_there_goes_on_elsewhere",
+        || across_domains(domain_goes_offline),
+    ),
 ];
 
 const WINDOW: Duration = Duration::from_secs(1);
@@ -132,6 +137,51 @@ fn across_domains(test: impl Fn() -> Result<()>) -> Result<()> {
         domains.count
     );
     test()
+}
+
+/// VMs, a load and a capped one, most of whose tasks wait for their cap, have to live with one CPU, and then with three again.
+fn domain_goes_offline() -> Result<()> {
+    let cpus = lab()?.guest_cpus;
+    let guests = [
+        Guest::busy("first", 2)?,
+        Guest::busy("second", 2)?,
+        Guest::start(&sleepy("third"))?,
+    ];
+    let load = HostLoad::start("load", &[0, 0], &cpus)?;
+    let domains = Domains::read(&Host::live().sys)?;
+    let domain_of = |cpu: u32| domains.of_cpu[cpu as usize];
+    let kept = cpus[0];
+    let others: Vec<u32> = cpus
+        .into_iter()
+        .filter(|&cpu| domain_of(cpu) != domain_of(kept))
+        .collect();
+    let capped = HostLoad::start("capped", &[0; 8], &others)?;
+    capped.cgroup().set_max(CpuMax::Quota {
+        quota_us: 20_000,
+        period_us: 100_000,
+    })?;
+    let switch = |state: &str| -> Result<()> {
+        for cpu in &others {
+            let online = format!("/sys/devices/system/cpu/cpu{cpu}/online");
+            fs::write(&online, state).with_context(|| format!("{online} cannot be written"))?;
+        }
+        sleep(SETTLE);
+        guests.iter().try_for_each(assert_progress)?;
+        for load in [&load, &capped] {
+            let gains = load.cpu_times_ns(WINDOW)?;
+            ensure!(
+                gains.iter().all(|&gain| gain > 0),
+                "a task had nothing: {gains:?}"
+            );
+        }
+        Ok(())
+    };
+    let cohort = start_cohort()?;
+    sleep(SETTLE);
+    for state in ["0", "1", "0", "1"] {
+        switch(state)?;
+    }
+    stop_cohort(cohort)
 }
 
 /// The lab's CPUs for guests must be used to the full, or shares mean nothing.

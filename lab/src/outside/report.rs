@@ -321,19 +321,22 @@ fn spins(cells: &[&Cell], results: &[CellResult]) -> String {
     }
     format!(
         "\nPause-loop exits per second, of all VMs together: how often vCPUs left their guests because they spun. \"Alone\" is one VM \
-         of each kind, alone. \"Fewer\" compares Cohort with the stock scheduler. Cells that are not here had none, or were \
-         measured before these exits were counted.\n\n\
+         of each kind, alone. \"Fewer\" compares Cohort with the stock scheduler. Cells that are not here had fewer than {FEW_SPINS:.0} \
+         each, or were measured before these exits were counted.\n\n\
          | cell | alone | stock | Cohort | fewer |\n|---|---|---|---|---|\n{rows}"
     )
 }
 
-/// A cell in which nobody spun has no row.
+/// Pause-loop exits per second that say nothing.
+const FEW_SPINS: f64 = 20.0;
+
+/// A cell in which hardly anybody spun has no row.
 fn spins_row(result: &CellResult) -> Option<String> {
     let [alone @ .., stock, cohort] = result.spins.as_slice() else {
         return None;
     };
     let (stock, cohort) = (stock.per_s, cohort.per_s);
-    if stock < 1.0 && cohort < 1.0 {
+    if stock < FEW_SPINS && cohort < FEW_SPINS {
         return None;
     }
     let alone: Vec<String> = alone
