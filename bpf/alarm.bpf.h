@@ -21,8 +21,10 @@ __noinline bool set_alarm(s32 cpu, u64 after_ns)
 
 	if (vtime_before(now, set_ns) && vtime_before(set_ns, now + after_ns))
 		return true;
+	if (!start_timer(lookup_alarm(cpu), after_ns, BPF_F_TIMER_CPU_PIN))
+		return false;
 	c->alarm_ns = now + after_ns;
-	return start_timer(lookup_alarm(cpu), after_ns, BPF_F_TIMER_CPU_PIN);
+	return true;
 }
 
 /* @c, of @cpu, is to look again what it runs: at once, or when who just woke there has

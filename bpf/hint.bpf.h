@@ -8,9 +8,7 @@
 #define COHORT_HINT_BPF_H
 
 enum {
-	LOAN_RESUMES =
-		2, /* of a task since it woke; a loan would never end where many
-			     wake */
+	LOAN_RESUMES = 2, /* since a task woke; without end where many wake */
 };
 
 static void count_miss(struct group *g, u32 reason)

@@ -684,7 +684,7 @@ static int turn_ends(void *map, u32 *key, struct timer *timer)
 	u64 now = bpf_ktime_get_ns();
 
 	d->timed_on = bpf_get_smp_processor_id();
-	/* Or who is left out in another domain may come. */
+	/* Somebody waits here, or is left out in another domain and may come. */
 	if (d->nr_waiting > 0 || nr_short) {
 		make_plan(d, now);
 		if (time_turn(d, now))

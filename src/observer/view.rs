@@ -154,7 +154,7 @@ pub struct OffCpuView {
     #[stat(desc = "number of the system call in which its thread slept; -1 for none")]
     pub syscall: i64,
     #[stat(
-        desc = "who had its CPU first, or if it woke up in that stretch, who had it last: name of the VM, path of the cgroup, or kernel threads; empty if not known"
+        desc = "who had its CPU first; who had it last, if that was for most of the stretch, or if the vCPU woke up in it: name of the VM, path of the cgroup, or kernel threads; empty if not known"
     )]
     pub taker: String,
     #[stat(desc = "name of the thread that had its CPU then")]
