@@ -27,6 +27,16 @@ __noinline bool set_alarm(s32 cpu, u64 after_ns)
 	return true;
 }
 
+/* @c, of @cpu, is to look again what it runs @after_ns from @now on, unless no alarm can be
+ * set. */
+static bool look_again(struct cpu_state *c, s32 cpu, u64 after_ns, u64 now)
+{
+	if (!set_alarm(cpu, after_ns))
+		return false;
+	c->asked_ns = now + after_ns;
+	return true;
+}
+
 /* @c, of @cpu, is to look again what it runs: at once, or when who just woke there has
  * had its moment. */
 static void resched(struct cpu_state *c, s32 cpu, u64 now)

@@ -247,11 +247,8 @@ static void pass_on(struct cpu_state *c, s32 cpu, const struct entity *e,
 	u64 moment_ns = wake_loan_ns(slice_ns);
 
 	if (e && c->sleeps_soon && !c->lent_pid && ran_ns < moment_ns &&
-	    sleeps_often(e, d)) {
-		c->asked_ns = now + moment_ns - ran_ns;
-		if (set_alarm(cpu, moment_ns - ran_ns))
-			return;
-	}
+	    sleeps_often(e, d) && look_again(c, cpu, moment_ns - ran_ns, now))
+		return;
 	resched(c, cpu, now);
 }
 

@@ -162,9 +162,8 @@ static bool is_asked(struct cpu_state *c, s32 cpu, u64 now)
 {
 	u64 asked_ns = c->asked_ns;
 
-	if (!asked_ns)
-		return false;
-	if (vtime_before(now, asked_ns) && set_alarm(cpu, asked_ns - now))
+	if (!asked_ns || (vtime_before(now, asked_ns) &&
+			  look_again(c, cpu, asked_ns - now, now)))
 		return false;
 	c->asked_ns = 0;
 	return true;

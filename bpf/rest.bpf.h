@@ -56,10 +56,11 @@ static void note_often(struct domain *d, s32 cpu, bool often)
 /* What is known of the vCPU @tc counts no more. */
 static void forget_halts(struct task_struct *p, struct task_ctx *tc)
 {
-	s32 cpu = scx_bpf_task_cpu(p);
+	s32 cpu;
 
 	if (!tc->halts_on_cpu)
 		return;
+	cpu = scx_bpf_task_cpu(p);
 	end_rest(tc);
 	tc->halted_average = 0;
 	note_often(domain_with(cpu), cpu, false);
@@ -227,8 +228,8 @@ static void sample(const struct task_ctx *tc, const struct domain *d, s32 cpu)
 		return;
 	if (tc->rests_on)
 		kick_cpu(cpu, SCX_KICK_PREEMPT);
-	else if (set_alarm(cpu, REST_LOOK_NS))
-		c->asked_ns = bpf_ktime_get_ns() + REST_LOOK_NS;
+	else
+		look_again(c, cpu, REST_LOOK_NS, bpf_ktime_get_ns());
 }
 
 /* The vCPU that rests on @c, of @cpu, is to have that for a moment. */

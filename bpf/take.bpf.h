@@ -160,6 +160,14 @@ static u64 taking_cpus(u32 domain_id, s32 cpu)
 	return domain_of(cpu) == domain_id ? bit_of(cpu) : ~0ULL;
 }
 
+/* The entity of entry @i of @d's plan, if CPUs @taking may have it; 0: they may not. */
+static u32 entity_in_entry(const struct domain *d, u32 i, u64 taking)
+{
+	const struct plan_entry *entry = &d->entries[i & (PLAN_ENTRIES - 1)];
+
+	return entry->cpus & taking ? entry->entity : 0;
+}
+
 /* In a dispatch: run a task of those that competed for this turn of domain @domain_id, in
  * their order: see take_of(). @near: one that is there already. */
 __noinline bool take_entry(u32 domain_id, s32 cpu, bool near)
@@ -169,14 +177,11 @@ __noinline bool take_entry(u32 domain_id, s32 cpu, bool near)
 	u32 i;
 
 	bpf_for(i, 0, d->nr_entries) {
-		struct plan_entry *entry = &d->entries[i & (PLAN_ENTRIES - 1)];
-		u32 id = entry->entity;
+		u32 id = entity_in_entry(d, i, taking);
 		struct entity *e = id ? lookup_entity(id) : NULL;
 
-		if (!e || !(entry->cpus & taking))
-			continue;
-		if (near ? take_if_near(e, id, cpu, length)
-			 : take_of(e, id, cpu, length))
+		if (e && (near ? take_if_near(e, id, cpu, length)
+			       : take_of(e, id, cpu, length)))
 			return true;
 	}
 	return false;
@@ -190,12 +195,10 @@ __noinline bool take_first_entry(u32 domain_id, s32 cpu)
 	u32 i;
 
 	bpf_for(i, 0, d->nr_entries) {
-		struct plan_entry *entry = &d->entries[i & (PLAN_ENTRIES - 1)];
-		u32 id = entry->entity;
+		u32 id = entity_in_entry(d, i, taking);
 		struct entity *e = id ? lookup_entity(id) : NULL;
 
-		if (e && entry->cpus & taking && e->nr_waiting > 0 &&
-		    take_allowed(id, cpu))
+		if (e && e->nr_waiting > 0 && take_allowed(id, cpu))
 			return true;
 	}
 	return false;

@@ -214,14 +214,15 @@ static bool wake_idle_cpu(struct task_struct *p, const struct task_ctx *tc,
 	if (!idle && all_crowded())
 		return false;
 	cpu = scx_bpf_pick_idle_cpu(p->cpus_ptr, 0);
+	if (cpu >= 0) {
+		kick_cpu(cpu, SCX_KICK_IDLE);
+		return true;
+	}
 	/* Where it was kicked a moment ago, and finds nobody, it is not told of once
 	 * more. Linux 6.12 tells before it marks. */
-	if (cpu < 0 && idle)
+	if (idle)
 		kick_cpu(cpu_with(d, lowest_cpu(idle)), SCX_KICK_IDLE);
-	if (cpu < 0)
-		return false;
-	kick_cpu(cpu, SCX_KICK_IDLE);
-	return true;
+	return false;
 }
 
 /*

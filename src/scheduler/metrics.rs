@@ -533,7 +533,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_full_is_told_of_groups_and_entities_alike() {
+    fn what_is_full_is_told() {
         let mut after = after_one_second(vec![root()]);
         (after.host.entities_used, after.host.exhausted) = (8191, 3);
         let host = HostStats::between(&Reading::at_load(0), &after);

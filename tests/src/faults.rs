@@ -22,8 +22,8 @@ use nix::sys::signal::Signal;
 
 use crate::Test;
 use crate::host::{
-    Guest, HostLoad, PATIENCE, Service, Setting, busy, cohort_stats, dozing, ensure_back_to_stock,
-    lab, sleepy, start_cohort, stop_cohort, wait_for_sched_ext,
+    Guest, HostLoad, PATIENCE, Service, Setting, assert_progress, busy, cohort_stats, dozing,
+    ensure_back_to_stock, lab, set_online, sleepy, start_cohort, stop_cohort, wait_for_sched_ext,
 };
 
 /// Alone, as it takes long.
@@ -57,14 +57,6 @@ pub const TESTS: &[Test] = &[
         removed_by_watchdog,
     ),
 ];
-
-/// The guest's progress moves on within `PATIENCE`.
-pub fn assert_progress(guest: &Guest) -> Result<()> {
-    let before = guest.micro.state.progress();
-    wait_for("progress of a guest", PATIENCE, || {
-        Ok((guest.micro.state.progress() > before).then_some(()))
-    })
-}
 
 fn enter_and_leave() -> Result<()> {
     let guests = [Guest::busy("first", 2)?, Guest::start(&sleepy("second"))?];
@@ -135,12 +127,11 @@ fn cpu_hotplug() -> Result<()> {
         HostLoad::start("load", &[0, 0], &cpus)?,
     );
     let cohort = start_cohort()?;
-    let online = format!("/sys/devices/system/cpu/cpu{}/online", cpus[1]);
     for _ in 0..10 {
         // The kernel brings those elsewhere that are bound to the CPU, also those that wait as it goes.
         let _bound = HostLoad::start("bound", &[0; 4], &cpus[1..2])?;
-        for state in ["0", "1"] {
-            fs::write(&online, state).with_context(|| format!("{online} cannot be written"))?;
+        for online in [false, true] {
+            set_online(cpus[1], online)?;
             assert_progress(&guest)?;
             sleep(Duration::from_millis(100));
         }

@@ -3,7 +3,6 @@
 //! nohz_full CPUs against how long the kernel says that they were in guest mode. None of that is read by the observer.
 
 use std::fs;
-use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
@@ -15,7 +14,7 @@ use cohort_micro::Spec;
 use crate::Test;
 use crate::host::{
     Guest, HALT_POLL_NS, HOST_CPU, Setting, begin_window, end_window, gained, lab, pin, pin_vcpus,
-    schedstat_ns, vcpu_of, watch_while,
+    schedstat_ns, set_online, vcpu_of, watch_while,
 };
 
 pub const TESTS: &[Test] = &[
@@ -429,10 +428,9 @@ fn offline_and_online() -> Result<()> {
     let cpu = tickless()?[0];
     let guest = start("offline", true, &[duty(50, 10_000)], &[cpu])?;
     let tid = guest.micro.state.vcpu(0).tid;
-    let online = format!("/sys/devices/system/cpu/cpu{cpu}/online");
     begin_window()?;
-    for state in ["0", "1"] {
-        fs::write(Path::new(&online), state).with_context(|| format!("{online} <- {state}"))?;
+    for online in [false, true] {
+        set_online(cpu, online)?;
         sleep(Duration::from_millis(200));
     }
     pin(tid, &[cpu])?;

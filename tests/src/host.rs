@@ -148,6 +148,21 @@ pub fn under_cohort<T>(measure: impl FnOnce() -> Result<T>) -> Result<T> {
     Ok(found)
 }
 
+/// The guest's progress moves on within [`PATIENCE`].
+pub fn assert_progress(guest: &Guest) -> Result<()> {
+    let before = guest.micro.state.progress();
+    wait_for("progress of a guest", PATIENCE, || {
+        Ok((guest.micro.state.progress() > before).then_some(()))
+    })
+}
+
+/// Takes `cpu` offline, or brings it online.
+pub fn set_online(cpu: u32, online: bool) -> Result<()> {
+    let path = format!("/sys/devices/system/cpu/cpu{cpu}/online");
+    fs::write(&path, if online { "1" } else { "0" })
+        .with_context(|| format!("{path} cannot be written"))
+}
+
 /// What `measure` finds under Cohort without `mechanism`.
 pub fn without<T>(mechanism: &str, measure: impl FnOnce() -> Result<T>) -> Result<T> {
     under_cohort(|| {
@@ -661,22 +676,6 @@ pub fn cohort_json<T: DeserializeOwned>(arguments: &[&str]) -> Result<T> {
     );
     serde_json::from_slice(&output.stdout)
         .with_context(|| format!("cohort {arguments:?} prints JSON that this test does not know"))
-}
-
-/// The same as [`vm_stats`], as soon as that is `enough` to prove something.
-pub fn vm_stats_with(pid: u32, enough: impl Fn(&VmStats) -> bool) -> Result<VmStats> {
-    let begin = Instant::now();
-    loop {
-        sleep(Duration::from_secs(1));
-        let vm = vm_stats(pid)?;
-        if enough(&vm) {
-            return Ok(vm);
-        }
-        ensure!(
-            begin.elapsed() < PATIENCE,
-            "too little happened, nothing is proven: {vm:?}"
-        );
-    }
 }
 
 /// What Cohort counted for the VM of process `pid` since it was loaded.

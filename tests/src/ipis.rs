@@ -6,13 +6,16 @@ use cohort::observer::view::quantile_us;
 use cohort_micro::Spec;
 
 use crate::Test;
-use crate::host::{Guest, under_cohort, vcpus_of, vm_stats_with, watch_settled};
+use crate::host::{Guest, under_cohort, vcpus_of, vm_stats, watch_settled};
 
 pub const TESTS: &[Test] = &[
     ("a_preempted_receiver_runs_soon", || {
         run_soon(user_mode_receiver())
     }),
-    ("answers_to_ipis_are_seen", answers_seen),
+    (
+        "who_waits_for_an_ipi_gives_way_to_who_must_answer_it",
+        gives_way,
+    ),
     ("in_a_chain_of_three_receivers_run_soon", || chain(3)),
     ("in_a_chain_of_four_receivers_run_soon", || chain(4)),
     ("in_a_ring_of_three_receivers_run_soon", ring),
@@ -73,16 +76,33 @@ fn user_mode_receiver() -> Spec {
         .vcpu("user; loop: compute 100us")
 }
 
-/// Nearly all IPIs are seen to be answered.
-fn answers_seen() -> Result<()> {
+/// Nearly all IPIs are seen to be answered, and their receivers run within 4 ms.
+fn gives_way() -> Result<()> {
     let (guest, _others) = beside_busy_vms(user_mode_receiver())?;
-    let vm = under_cohort(|| vm_stats_with(guest.micro.pid() as u32, |vm| vm.ipis > 1000))?;
-    println!("    IPIs {}, answered {}", vm.ipis, vm.ipis_answered);
+    let (vm, view) = under_cohort(|| {
+        let view = watch_settled(1)?;
+        Ok((vm_stats(guest.micro.pid() as u32)?, view))
+    })?;
+    let to_run = &vcpus_of(&view, &guest)?.ipi_to_run;
+    let within_4_ms: u64 = to_run[..=12].iter().sum();
+    let all: u64 = to_run.iter().sum();
+    println!(
+        "    IPIs {}, answered {}; of those to a waiting vCPU, until it ran, by powers of two of us {to_run:?}",
+        vm.ipis, vm.ipis_answered
+    );
+    ensure!(
+        all > 100,
+        "only {all} IPIs found their receiver waiting: nothing is proven"
+    );
     ensure!(
         vm.ipis_answered as f64 > 0.95 * vm.ipis as f64,
         "of {} IPIs only {} were seen to be answered",
         vm.ipis,
         vm.ipis_answered
+    );
+    ensure!(
+        within_4_ms as f64 > 0.9 * all as f64,
+        "of {all} IPIs to a waiting vCPU only {within_4_ms} made it run within 4 ms"
     );
     Ok(())
 }

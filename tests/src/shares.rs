@@ -19,10 +19,10 @@ use cohort_micro::Spec;
 use tempfile::NamedTempFile;
 
 use crate::Test;
-use crate::faults::assert_progress;
 use crate::host::{
-    Guest, HostLoad, SETTLE, Subject, assert_ratio, busy, cohort_stats, gained, lab, pin, shares,
-    sleepy, start_cohort, start_cohort_with, stop_cohort, under_cohort, vcpus_of, watch,
+    Guest, HostLoad, SETTLE, Subject, assert_progress, assert_ratio, busy, cohort_stats, gained,
+    lab, pin, set_online, shares, sleepy, start_cohort, start_cohort_with, stop_cohort,
+    under_cohort, vcpus_of, watch,
 };
 
 pub const TESTS: &[Test] = &[
@@ -160,11 +160,8 @@ fn domain_goes_offline() -> Result<()> {
         quota_us: 20_000,
         period_us: 100_000,
     })?;
-    let switch = |state: &str| -> Result<()> {
-        for cpu in &others {
-            let online = format!("/sys/devices/system/cpu/cpu{cpu}/online");
-            fs::write(&online, state).with_context(|| format!("{online} cannot be written"))?;
-        }
+    let switch = |online: bool| -> Result<()> {
+        others.iter().try_for_each(|&cpu| set_online(cpu, online))?;
         sleep(SETTLE);
         guests.iter().try_for_each(assert_progress)?;
         for load in [&load, &capped] {
@@ -178,9 +175,9 @@ fn domain_goes_offline() -> Result<()> {
     };
     let cohort = start_cohort()?;
     sleep(SETTLE);
-    for state in ["0", "1", "0", "1"] {
-        switch(state)?;
-    }
+    [false, true, false, true]
+        .into_iter()
+        .try_for_each(switch)?;
     stop_cohort(cohort)
 }
 
