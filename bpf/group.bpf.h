@@ -81,21 +81,50 @@ static void tell_parent(struct group *g)
 	add_active_weight(parent, delta);
 }
 
-/* Task @tc of group @id became runnable (+1) or stopped being so (-1). */
-static void group_runnable(u32 id, const struct task_ctx *tc, s32 change)
+/* @tc @counts among the tasks of @g that are apart, or does not. Who unparks a task may
+ * come between it and its own ops: whatever comes last, it counts once. */
+static void count_apart(struct task_ctx *tc, struct group *g, u32 counts)
 {
-	struct group *g = lookup_group(id);
-	u32 before;
+	u32 counted = __sync_lock_test_and_set(&tc->counts_apart, counts);
 
+	__sync_fetch_and_add(&g->nr_apart, counts - counted);
+}
+
+/* A task of @g became runnable (+1) or stopped being so (-1). */
+static void change_runnable(struct group *g, s32 change)
+{
+	u32 before = __sync_fetch_and_add(&g->nr_runnable, change);
+
+	if (before == 0 && change > 0)
+		add_active_weight(g->id, WEIGHT_DEFAULT);
+	else if (before == 1 && change < 0)
+		add_active_weight(g->id, -WEIGHT_DEFAULT);
+}
+
+/* @tc wants to run, for its group. */
+static void group_runnable(struct task_ctx *tc)
+{
+	struct group *g = lookup_group(tc->group);
+
+	tc->is_runnable = 1;
 	if (!g)
 		return;
-	if (tc->apart)
-		__sync_fetch_and_add(&g->nr_apart, change);
-	before = __sync_fetch_and_add(&g->nr_runnable, change);
-	if (before == 0 && change > 0)
-		add_active_weight(id, WEIGHT_DEFAULT);
-	else if (before == 1 && change < 0)
-		add_active_weight(id, -WEIGHT_DEFAULT);
+	if (tc->counts_apart != tc->apart)
+		count_apart(tc, g, tc->apart);
+	change_runnable(g, 1);
+}
+
+/* It does not any more. */
+static void group_quiescent(struct task_ctx *tc)
+{
+	struct group *g = lookup_group(tc->group);
+
+	tc->is_runnable = 0;
+	if (!g)
+		return;
+	if (tc->counts_apart)
+		count_apart(tc, g, 0);
+	change_runnable(g, -1);
 }
 
 /* The part of the host that group @id has while those who are active now are. */
@@ -160,7 +189,7 @@ static void set_apart(struct task_ctx *tc, struct group *g, bool apart)
 		return;
 	tc->apart = apart;
 	if (tc->is_runnable)
-		__sync_fetch_and_add(&g->nr_apart, apart ? 1 : -1);
+		count_apart(tc, g, apart);
 }
 
 /* ---- what running costs ---- */
@@ -453,10 +482,10 @@ static u32 get_vm(const struct vm_key *key, u32 cgroup_group)
 	return id;
 }
 
-/* The task leaves its group, or the host: the last one takes the VM with it. */
-static void leave_group(struct task_ctx *tc)
+/* Task @tc leaves group @id, or the host: the last one takes the VM with it. */
+static void leave_group(u32 id, const struct task_ctx *tc)
 {
-	struct group *g = lookup_group(tc->group);
+	struct group *g = lookup_group(id);
 	struct vm_key key = {};
 	u32 *of_process;
 
@@ -470,9 +499,9 @@ static void leave_group(struct task_ctx *tc)
 	key.tgid = g->info.tgid;
 	bpf_map_delete_elem(&group_of_vm, &key);
 	of_process = bpf_map_lookup_elem(&group_of_process, &key.tgid);
-	if (of_process && *of_process == tc->group)
+	if (of_process && *of_process == id)
 		bpf_map_delete_elem(&group_of_process, &key.tgid);
-	free_group(tc->group);
+	free_group(id);
 }
 
 /* Group @id pays for the task from now on; a VM has counted it in already. The
@@ -480,16 +509,17 @@ static void leave_group(struct task_ctx *tc)
 static void join_group(struct task_ctx *tc, u32 id)
 {
 	struct group *g = lookup_group(id);
+	u32 left = tc->group, runnable = tc->is_runnable;
 
 	if (!g)
 		return;
-	if (tc->is_runnable) {
-		group_runnable(id, tc, 1);
-		group_runnable(tc->group, tc, -1);
-	}
-	leave_group(tc);
+	if (runnable)
+		group_quiescent(tc);
 	tc->group = id;
 	tc->vtime = g->task_vtime_now;
+	if (runnable)
+		group_runnable(tc);
+	leave_group(left, tc);
 }
 
 #endif /* COHORT_GROUP_BPF_H */

@@ -462,10 +462,8 @@ void BPF_STRUCT_OPS(cohort_runnable, struct task_struct *p, u64 enq_flags)
 	tc->ready_at_ns = bpf_ktime_get_ns();
 	tc->woke = !!(enq_flags & SCX_ENQ_WAKEUP);
 	tc->resumes = 0;
-	if (!tc->is_runnable) {
-		tc->is_runnable = 1;
-		group_runnable(tc->group, tc, 1);
-	}
+	if (!tc->is_runnable)
+		group_runnable(tc);
 }
 
 /* vCPU @tid, which has a CPU again, was kept from running as @by says. */
@@ -689,10 +687,8 @@ void BPF_STRUCT_OPS(cohort_quiescent, struct task_struct *p, u64 deq_flags)
 	forget_halts(p, tc);
 	tc->ready_at_ns = 0;
 	tc->throttled_ns = 0;
-	if (!tc->is_runnable)
-		return;
-	tc->is_runnable = 0;
-	group_runnable(tc->group, tc, -1);
+	if (tc->is_runnable)
+		group_quiescent(tc);
 }
 
 void BPF_STRUCT_OPS(cohort_tick, struct task_struct *p)
@@ -750,7 +746,7 @@ void BPF_STRUCT_OPS(cohort_exit_task, struct task_struct *p,
 		return;
 	if (tc->is_vcpu)
 		bpf_map_delete_elem(&cohort_waits, &tid);
-	leave_group(tc);
+	leave_group(tc->group, tc);
 	tc->group = 0;
 	count_process(tc->cgroup_group, p->tgid, -1);
 }

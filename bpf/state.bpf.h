@@ -287,7 +287,8 @@ struct task_ctx {
 	u32 rests_on; /* CPU + 1 on which it rests, 0: it does not */
 	u32 is_runnable; /* counted in its group's nr_runnable */
 	u32 apart; /* it may run elsewhere than the others of its group, as it
-		      waited or ran last; counted in nr_apart while runnable */
+		      waited or ran last */
+	u32 counts_apart; /* in its group's nr_apart; swapped atomically */
 	u32 woke; /* and has not run since */
 	u32 resumes; /* how often that went on then, since it woke */
 	u64 lent_until_ns; /* when a moment ends for which it had a CPU */
