@@ -335,6 +335,9 @@ impl Machine<'_> {
             // Its CPUs stand still whenever this machine is busy elsewhere: what the kernel takes for stuck has been so for a
             // minute, not for 20 s.
             parameters += " rcupdate.rcu_cpu_stall_timeout=60 watchdog_thresh=30";
+            // Its TSC is ours. If it stands still while the kernel measures that against a timer, the kernel's time runs several
+            // times too fast, and the watchdog of sched_ext with it.
+            parameters += &format!(" tsc_early_khz={}", qemu::tsc_khz());
         }
         if self.kind == Kind::Exact {
             // What the kernel measures is up to 0.3 % less.
