@@ -85,8 +85,11 @@ static void tell_parent(struct group *g)
  * come between it and its own ops: whatever comes last, it counts once. */
 static void count_apart(struct task_ctx *tc, struct group *g, u32 counts)
 {
-	u32 counted = __sync_lock_test_and_set(&tc->counts_apart, counts);
+	u32 counted;
 
+	if (tc->counts_apart == counts)
+		return;
+	counted = __sync_lock_test_and_set(&tc->counts_apart, counts);
 	__sync_fetch_and_add(&g->nr_apart, counts - counted);
 }
 
@@ -109,8 +112,7 @@ static void group_runnable(struct task_ctx *tc)
 	tc->is_runnable = 1;
 	if (!g)
 		return;
-	if (tc->counts_apart != tc->apart)
-		count_apart(tc, g, tc->apart);
+	count_apart(tc, g, tc->apart);
 	change_runnable(g, 1);
 }
 
@@ -122,8 +124,7 @@ static void group_quiescent(struct task_ctx *tc)
 	tc->is_runnable = 0;
 	if (!g)
 		return;
-	if (tc->counts_apart)
-		count_apart(tc, g, 0);
+	count_apart(tc, g, 0);
 	change_runnable(g, -1);
 }
 
@@ -185,8 +186,6 @@ static u64 share_apart(struct group *g, u64 now)
 /* The runnable @tc, of @g, is @apart from now on, or not. */
 static void set_apart(struct task_ctx *tc, struct group *g, bool apart)
 {
-	if (tc->apart == apart)
-		return;
 	tc->apart = apart;
 	if (tc->is_runnable)
 		count_apart(tc, g, apart);
