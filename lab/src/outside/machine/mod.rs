@@ -335,18 +335,19 @@ impl Machine<'_> {
             // Its CPUs stand still whenever this machine is busy elsewhere: what the kernel takes for stuck has been so for a
             // minute, not for 20 s.
             parameters += " rcupdate.rcu_cpu_stall_timeout=60 watchdog_thresh=30";
-            // Its TSC is ours. If it stands still while the kernel measures that against a timer, the kernel's time runs several
-            // times too fast, and the watchdog of sched_ext with it.
-            parameters += &format!(" tsc_early_khz={}", qemu::tsc_khz());
         }
-        if self.kind == Kind::Exact {
+        let tsc_khz = match self.kind {
             // What the kernel measures is up to 0.3 % less.
-            parameters += &format!(" tsc_early_khz={}", bochs::TICKS_PER_S / 1000);
-        }
-        if self.kind != Kind::Hardware {
+            Kind::Exact => Some(u64::from(bochs::TICKS_PER_S / 1000)),
+            // If QEMU stands still while the kernel measures, the kernel's time runs several times too fast, and the watchdog of
+            // sched_ext with it.
+            Kind::Fast => Some(qemu::tsc_khz()),
+            Kind::Hardware => None,
+        };
+        if let Some(khz) = tsc_khz {
             // Else a watchdog compares the TSC with another clock first, and the IO-APIC's timer with the TSC. Emulated, one
             // takes too long and the other fails now and then; timers are then as coarse as ticks.
-            parameters += " tsc=reliable no_timer_check";
+            parameters += &format!(" tsc_early_khz={khz} tsc=reliable no_timer_check");
         }
         // Init finds these in its environment.
         let devices = self.devices();
